@@ -1,0 +1,72 @@
+# The one way to build, check, generate and test. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rlmesh
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+BIN := $(CARGO_TARGET_DIR)/debug
+# The SDK's crates declare a newer Rust than they need.
+CARGO := cargo
+FLAGS := --locked --ignore-rust-version
+
+# Built once per machine and version: walls between crates, licences, sources (deny.toml).
+DENY_VERSION := 0.20.2
+CARGO_DENY := $(CACHE)/tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+.PHONY: needs
+needs: ## check that this machine has what building needs (installs it as root on Debian)
+	@scripts/needs.sh
+
+.PHONY: venv
+venv: needs ## make the private Python environments
+	@scripts/venv.sh scripts/python/requirements.txt
+	@scripts/venv.sh scripts/python/requirements-test.txt
+
+.PHONY: build
+build: needs ## build every program
+	$(CARGO) build $(FLAGS) --workspace --bins
+
+.PHONY: demo
+demo: build ## evaluate real models in real environments, and print the results
+	@python="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" bin="$(BIN)" scripts/demo.sh
+
+.PHONY: check
+check: needs $(CARGO_DENY) ## formatting, lints, walls between crates
+	$(CARGO) fmt --check
+	$(CARGO_DENY) --offline check --hide-inclusion-graph bans licenses sources
+	$(CARGO) clippy $(FLAGS) --workspace --all-targets -- -D warnings
+	scripts/check-text.sh
+
+$(CARGO_DENY):
+	$(CARGO) fetch $(FLAGS:--ignore-rust-version=)
+	$(CARGO) install cargo-deny --version $(DENY_VERSION) --locked --root $(CACHE)/tools/cargo-deny-$(DENY_VERSION) --target-dir $(CACHE)/tools/build
+	rm -rf $(CACHE)/tools/build
+
+.PHONY: format
+format: ## format the code
+	$(CARGO) fmt
+
+.PHONY: test
+test: check build ## all tests
+	export RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" RLMESH_TEST_BIN="$(BIN)"; \
+	export RLMESH_TEST_VENV="$$(scripts/venv.sh scripts/python/requirements-test.txt)"; \
+	export RLMESH_TEST_VENV_RC5="$$(scripts/venv.sh scripts/python/requirements-rc5.txt)"; \
+	"$$RLMESH_TEST_VENV/bin/python" -m pytest -q -p no:cacheprovider examples/tests; \
+	$(CARGO) test $(FLAGS) --workspace
+
+.PHONY: generate
+generate: ## regenerate the request reference and other generated files
+	UPDATE=1 $(CARGO) test $(FLAGS) -p rlm-core --test request_suite
+
+.PHONY: bench-runner
+bench-runner: needs ## figures of the runner, beside its peers
+	RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" $(CARGO) bench $(FLAGS) -p rlm-runner --bench runner
+
+.PHONY: bench-spool
+bench-spool: needs ## figures of the agent's spool
+	$(CARGO) bench $(FLAGS) -p rlm-cluster --bench spool

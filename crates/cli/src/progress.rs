@@ -1,0 +1,119 @@
+//! Waiting for an evaluation: a live bar on a terminal, plain lines elsewhere. Survives restarts of the server.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rlm_api::rest::EvaluationDetail;
+
+use crate::client::Client;
+use crate::error::CliError;
+use crate::output::note;
+
+const POLL: Duration = Duration::from_millis(250);
+const PLAIN_EVERY: Duration = Duration::from_secs(2);
+/// How long the server may be away before waiting gives up.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+/// Polls until the evaluation is over; exit status 8 when `timeout` passes first.
+pub async fn wait(client: &Client, id: &str, timeout: Option<u64>) -> Result<EvaluationDetail, CliError> {
+    let started = Instant::now();
+    let terminal = std::io::stderr().is_terminal();
+    let bar = ProgressBar::with_draw_target(Some(1), if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() });
+    if let Ok(style) = ProgressStyle::with_template("{bar:30.cyan/dim} {pos}/{len} episodes  {msg}") {
+        bar.set_style(style);
+    }
+    let mut rate = Rate::default();
+    let mut said = Instant::now().checked_sub(PLAIN_EVERY);
+    let mut away: Option<Instant> = None;
+    loop {
+        match client.read::<EvaluationDetail>(&format!("/v1/evaluations/{id}")).await {
+            Ok(evaluation) => {
+                away = None;
+                let progress = &evaluation.summary.progress;
+                let per_second = rate.update(progress.completed_episodes);
+                let message = describe(&evaluation, per_second);
+                bar.set_length(progress.total_episodes);
+                bar.set_position(progress.completed_episodes);
+                bar.set_message(message.clone());
+                let over = evaluation.summary.status.is_terminal();
+                if !terminal && (over || said.is_none_or(|at| at.elapsed() >= PLAIN_EVERY)) {
+                    note(&format!("{}  {}/{} episodes  {message}", evaluation.summary.status.as_str(), progress.completed_episodes, progress.total_episodes));
+                    said = Some(Instant::now());
+                }
+                if over {
+                    bar.finish_and_clear();
+                    return Ok(evaluation);
+                }
+            }
+            Err(error) if error.is_transient() => {
+                let since = *away.get_or_insert_with(Instant::now);
+                if since.elapsed() > PATIENCE {
+                    return Err(error);
+                }
+                bar.set_message("the server is away; waiting for it");
+            }
+            Err(error) => return Err(error),
+        }
+        if timeout.is_some_and(|seconds| started.elapsed() >= Duration::from_secs(seconds)) {
+            bar.finish_and_clear();
+            return Err(CliError { code: "pending".to_owned(), exit: 8, ..CliError::other(format!("{id} is not over after {} s; it goes on. Wait again with `rlmesh eval wait {id}`", timeout.unwrap_or(0))) });
+        }
+        tokio::select! {
+            () = tokio::time::sleep(POLL) => {}
+            _ = tokio::signal::ctrl_c() => {
+                bar.finish_and_clear();
+                return Err(CliError { code: "interrupted".to_owned(), exit: 130, ..CliError::other(format!("stopped waiting; {id} goes on. `rlmesh eval cancel {id}` stops it")) });
+            }
+        }
+    }
+}
+
+fn describe(evaluation: &EvaluationDetail, per_second: Option<f64>) -> String {
+    let progress = &evaluation.summary.progress;
+    let left = progress.total_episodes.saturating_sub(progress.completed_episodes);
+    let mut parts = Vec::new();
+    match per_second {
+        Some(rate) if rate > 0.0 && left > 0 => parts.push(format!("{rate:.1} episodes/s, {} left", duration(left as f64 / rate))),
+        _ => {
+            if let Some(waiting) = &evaluation.summary.waiting {
+                parts.push(waiting.message.clone());
+            }
+        }
+    }
+    if progress.errored_episodes > 0 {
+        parts.push(format!("{} errored", progress.errored_episodes));
+    }
+    parts.join(", ")
+}
+
+/// Seconds as a person says them.
+pub fn duration(seconds: f64) -> String {
+    let seconds = seconds.round().max(0.0) as u64;
+    match seconds {
+        0..=59 => format!("{seconds} s"),
+        60..=3599 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// Episodes per second over the last few seconds.
+#[derive(Default)]
+struct Rate {
+    samples: std::collections::VecDeque<(Instant, u64)>,
+}
+
+impl Rate {
+    const WINDOW: Duration = Duration::from_secs(10);
+
+    fn update(&mut self, episodes: u64) -> Option<f64> {
+        let now = Instant::now();
+        self.samples.push_back((now, episodes));
+        while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| now - *at > Self::WINDOW) {
+            self.samples.pop_front();
+        }
+        let (since, before) = self.samples.front()?;
+        let seconds = (now - *since).as_secs_f64();
+        (seconds >= 0.5).then(|| episodes.saturating_sub(*before) as f64 / seconds)
+    }
+}

@@ -1,0 +1,39 @@
+//! Where runs happen. The session knows this boundary and nothing behind it: child processes on a local cell.
+
+pub mod process;
+
+use async_trait::async_trait;
+use rlm_api::cluster::v1;
+
+use crate::spool::RunKey;
+
+/// What the agent's session asks of the place where runs happen. Results and status go to the spool, not through here.
+#[async_trait]
+pub trait Executor: Send + Sync + 'static {
+    /// `process` or `kubernetes`, as the control plane is told.
+    fn name(&self) -> &'static str;
+
+    /// Starts a run, or queues it. Repeated assignment of the same (run, generation) is a no-op.
+    async fn assign(&self, assign: v1::Assign);
+
+    /// Ends a run whose evaluation was cancelled; reports it as cancelled, also when it is not known here.
+    async fn cancel(&self, key: RunKey);
+
+    /// Ends a run that is no longer this cluster's. Its results stay.
+    async fn stop(&self, key: RunKey);
+
+    /// The end of a run's component logs.
+    async fn logs(&self, request: v1::LogRequest) -> v1::LogReply;
+
+    /// The describe document of a definition.
+    async fn describe(&self, request: v1::Describe) -> v1::DescribeReply;
+
+    /// What there is to run on.
+    fn inventory(&self) -> v1::Inventory;
+
+    /// Runs that are going on (not queued).
+    fn running(&self) -> u32;
+
+    /// Ends everything that runs, without a word to the control plane: the runs go on after a restart.
+    async fn shutdown(&self);
+}

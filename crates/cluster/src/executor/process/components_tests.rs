@@ -1,0 +1,102 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+use super::*;
+use rlm_core::failure::FailureCode;
+use v1::component::Phase;
+
+/// Attempts at an address where nothing serves: their tasks wait, and the tests report what "happened".
+struct Nowhere;
+
+impl Recipes for Nowhere {
+    fn attempt(&self, role: Role, lanes: u32, number: u32) -> Result<Attempt, Failure> {
+        if lanes == 99 {
+            return Err(Failure::new(FailureCode::InvalidParams, "no such lanes"));
+        }
+        Ok(Attempt {
+            name: role.name(),
+            number,
+            kind: role.kind(),
+            source: super::super::launch::Source::Address("unix:///nowhere/at/all".to_owned()),
+            socket: "/nowhere/socket".into(),
+            folder: "/".into(),
+            log: "/nowhere/log".into(),
+            startup_timeout: Duration::from_secs(3600),
+        })
+    }
+}
+
+fn components() -> (Components<Nowhere>, mpsc::Receiver<News>) {
+    let (news, inbox) = mpsc::channel(8);
+    let launcher = Launcher { exec_child: "/nowhere".into(), records: "/nowhere".into() };
+    let attempts = HashMap::from([("env-0-0".to_owned(), 3)]);
+    (Components::new(Nowhere, launcher, "here".to_owned(), attempts, news), inbox)
+}
+
+fn shown(messages: &[v1::Component]) -> Vec<(String, u32, Phase)> {
+    messages.iter().map(|message| (message.name.clone(), message.attempt, message.phase())).collect()
+}
+
+fn ended(name: &str, attempt: u32, code: FailureCode) -> News {
+    News { name: name.to_owned(), attempt, happened: Happened::Ended { failure: Some(Failure::new(code, "x")) } }
+}
+
+fn ready(name: &str, attempt: u32) -> News {
+    News { name: name.to_owned(), attempt, happened: Happened::Ready { address: "unix:///s".to_owned() } }
+}
+
+const ENV: Role = Role::Environment { binding: 0, pod: 0 };
+
+#[tokio::test]
+async fn attempts_count_on_and_late_news_changes_nothing() {
+    let (mut components, mut inbox) = components();
+    assert_eq!(shown(&components.ensure(ENV, 2)), [("env-0-0".to_owned(), 4, Phase::Starting)]);
+    assert!(components.on_news(ready("env-0-0", 3)).is_empty());
+    assert_eq!(shown(&components.on_news(ready("env-0-0", 4))), [("env-0-0".to_owned(), 4, Phase::Ready)]);
+    assert!(components.restart("env-0-0", 3).is_empty());
+    assert_eq!(components.snapshot()[0].phase(), Phase::Ready);
+    components.end_all(true, Duration::from_secs(5), &mut inbox).await;
+}
+
+#[tokio::test]
+async fn a_crash_is_followed_by_the_next_attempt_until_there_are_too_many() {
+    let (mut components, mut inbox) = components();
+    components.ensure(Role::Model, 1);
+    components.on_news(ready(MODEL, 1));
+    let messages = components.on_news(ended(MODEL, 1, FailureCode::ModelCrashed));
+    assert_eq!(shown(&messages), [(MODEL.to_owned(), 1, Phase::Restarting), (MODEL.to_owned(), 2, Phase::Starting)]);
+    assert_eq!(messages[0].failure.as_ref().unwrap().code, "model_crashed");
+    components.on_news(ready(MODEL, 2));
+    components.progress();
+    for attempt in 2..6 {
+        assert_eq!(shown(&components.on_news(ended(MODEL, attempt, FailureCode::ModelCrashed)))[0].2, Phase::Restarting);
+        components.on_timer(Instant::now() + Duration::from_secs(60));
+    }
+    assert_eq!(shown(&components.on_news(ended(MODEL, 6, FailureCode::ModelCrashed))), [(MODEL.to_owned(), 6, Phase::Failed)]);
+    assert_eq!(components.model_failure().unwrap().code, FailureCode::ModelCrashed);
+    components.end_all(true, Duration::from_secs(5), &mut inbox).await;
+}
+
+#[tokio::test]
+async fn faults_of_the_request_fail_at_once() {
+    let (mut components, mut inbox) = components();
+    components.ensure(Role::Model, 1);
+    assert_eq!(shown(&components.on_news(ended(MODEL, 1, FailureCode::InvalidParams))), [(MODEL.to_owned(), 1, Phase::Failed)]);
+    assert_eq!(shown(&components.ensure(Role::Model, 1)), [(MODEL.to_owned(), 1, Phase::Failed)]);
+    assert_eq!(shown(&components.ensure(ENV, 99)), [("env-0-0".to_owned(), 4, Phase::Failed)]);
+    components.end_all(true, Duration::from_secs(5), &mut inbox).await;
+}
+
+#[tokio::test]
+async fn a_requested_restart_waits_for_the_end_and_a_release_forgets() {
+    let (mut components, mut inbox) = components();
+    components.ensure(ENV, 2);
+    components.on_news(ready("env-0-0", 4));
+    assert_eq!(shown(&components.restart("env-0-0", 4)), [("env-0-0".to_owned(), 4, Phase::Restarting)]);
+    let news = inbox.recv().await.unwrap();
+    assert_eq!(shown(&components.on_news(news)), [("env-0-0".to_owned(), 5, Phase::Starting)]);
+    components.release(|role| role == ENV);
+    assert!(components.snapshot().is_empty());
+    let news = inbox.recv().await.unwrap();
+    assert!(components.on_news(news).is_empty());
+    assert_eq!(shown(&components.ensure(ENV, 2)), [("env-0-0".to_owned(), 6, Phase::Starting)]);
+    components.end_all(true, Duration::from_secs(5), &mut inbox).await;
+}

@@ -1,0 +1,672 @@
+//! One run: its actor. Everything that happens to the run passes through here in order; what must not be lost goes to the
+//! spool first, and the runner hears of it after the commit.
+//!
+//! While an append waits for the spool, the runner's messages wait too (that is the back-pressure), and a cancel does not.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use rlm_api::cluster::v1;
+use rlm_api::cluster::v1::run_status::Phase;
+use rlm_api::cluster::v1::runner_message::Message;
+use rlm_core::evaluation::{Provenance, RunSpec};
+use rlm_core::failure::{Failure, FailureCode};
+use rlm_core::rows;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
+
+use super::component::News;
+use super::components::{Components, Role};
+use super::launch;
+use super::policy::{After, RUNNER_STARTS, after_runner_exit};
+use super::recipes::RunRecipes;
+use super::runner::{RunnerExit, RunnerHandle};
+use super::{Context, devices::Grant, now_ms};
+use crate::runners::FromRunner;
+use crate::spool::{NewRecord, Outcomes, RunEnd, RunKey, SpoolError};
+
+/// What is asked of a run from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// The evaluation was cancelled.
+    Cancel,
+    /// The run is someone else's now.
+    Stop,
+    /// The agent ends; the run goes on in the next one.
+    Shutdown,
+}
+
+/// A run to be carried out.
+#[derive(Debug, Clone)]
+pub struct Assignment {
+    pub key: RunKey,
+    pub spec: Arc<RunSpec>,
+    pub rows: Vec<v1::RowBlock>,
+}
+
+/// Processes of a binding and lanes of a process that a runner may ask for.
+const MAX_PODS: u32 = 256;
+const MAX_LANES: u32 = 4096;
+/// How long a runner has to say `Done` once its model was given up.
+const GIVEN_UP: Duration = Duration::from_secs(30);
+/// How long a runner that said `Done` may take to end.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// How long a runner that was told to stop may send results.
+const LAST_RESULTS: Duration = Duration::from_millis(350);
+const HURRY_LIMIT: Duration = Duration::from_secs(5);
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+/// What follows a commit.
+enum Then {
+    Nothing,
+    Ack { stream: u64, sequence: u64 },
+    /// The run is over.
+    Over { stream: u64, sequence: u64 },
+}
+
+struct Batch {
+    records: Vec<NewRecord>,
+    end: Option<RunEnd>,
+    then: Then,
+}
+
+type Pending = (BoxFuture<'static, Result<(), SpoolError>>, Then);
+
+struct Stream {
+    number: u64,
+    commands: mpsc::Sender<v1::AgentCommand>,
+    /// Ends the stream when it is dropped.
+    _guard: DropGuard,
+}
+
+struct Run {
+    context: Arc<Context>,
+    assignment: Assignment,
+    components: Components<RunRecipes>,
+    provenance: Provenance,
+    stream: Option<Stream>,
+    runner: Option<RunnerHandle>,
+    runner_starts: u32,
+    runner_restart: Option<Instant>,
+    runner_exits: mpsc::Sender<RunnerExit>,
+    to_actor: mpsc::Sender<FromRunner>,
+    /// Set when the model was given up.
+    give_up: Option<Instant>,
+    outbox: VecDeque<Batch>,
+    /// The status last sent to the spool: phase and cause.
+    reported: Option<(Phase, &'static str)>,
+    since_ms: i64,
+    /// A terminal status is on its way to the spool.
+    over: bool,
+}
+
+/// Carries the run out. Returns when nothing of it is left running; what it came to is in the spool.
+pub async fn carry_out(context: Arc<Context>, assignment: Assignment, grant: Grant, mut asks: mpsc::Receiver<Ask>) {
+    let key = assignment.key;
+    let (news, mut inbox) = mpsc::channel(32);
+    let (to_actor, mut messages) = mpsc::channel(16);
+    let (runner_exits, mut exits) = mpsc::channel(4);
+    let prepared = prepare(&context, &assignment, grant, news).await;
+    let (components, provenance) = match prepared {
+        Ok(prepared) => prepared,
+        Err(failure) => {
+            let status = status(Phase::Failed, "", "", now_ms(), Some(&failure), None);
+            record_end(&context, key, NewRecord::status(key, status), RunEnd::Failed).await;
+            return;
+        }
+    };
+    let mut run = Run {
+        context,
+        assignment,
+        components,
+        provenance,
+        stream: None,
+        runner: None,
+        runner_starts: 0,
+        runner_restart: None,
+        runner_exits,
+        to_actor,
+        give_up: None,
+        outbox: VecDeque::new(),
+        reported: None,
+        since_ms: now_ms(),
+        over: false,
+    };
+    let asked = run.work(&mut asks, &mut inbox, &mut messages, &mut exits).await;
+    run.wind_up(asked, &mut inbox, &mut messages, &mut exits).await;
+}
+
+/// Everything that can fail before anything is started.
+async fn prepare(
+    context: &Arc<Context>,
+    assignment: &Assignment,
+    grant: Grant,
+    news: mpsc::Sender<News>,
+) -> Result<(Components<RunRecipes>, Provenance), Failure> {
+    let spec = Arc::clone(&assignment.spec);
+    launch::check(&spec)?;
+    let model = spec.model.clone();
+    let read = tokio::task::spawn_blocking(move || launch::with_checkpoints(&model)).await;
+    let (model_params, checkpoint_digests) =
+        read.map_err(|error| Failure::new(FailureCode::AgentError, format!("the checkpoints could not be read: {error}")))??;
+    let log_folder = context.log_folder(assignment.key.run_id);
+    let attempts = super::logs::attempts(&log_folder);
+    let provenance = Provenance {
+        checkpoint_digests,
+        execution_horizon: Some(spec.model.execution_horizon),
+        prefetch_lead: Some(spec.model.prefetch_lead),
+        lanes: Some(spec.lanes),
+        node: Some(context.node.clone()),
+        gpu_product: context.gpu_product.clone().filter(|_| !grant.model.is_empty()),
+        gpu_driver: context.gpu_driver.clone().filter(|_| !grant.model.is_empty()),
+        agent_version: Some(context.version.to_owned()),
+        ..Provenance::default()
+    };
+    let recipes = RunRecipes { context: Arc::clone(context), spec, model_params, grant, log_folder };
+    recipes.make_folders().map_err(|error| Failure::new(FailureCode::AgentError, format!("the run's folder can't be made: {error}")))?;
+    let components = Components::new(recipes, context.launcher.clone(), context.node.clone(), attempts, news);
+    Ok((components, provenance))
+}
+
+/// A terminal status of a run without an actor.
+pub(super) async fn record_end(context: &Context, key: RunKey, record: NewRecord, end: RunEnd) {
+    if let Err(error) = context.spool.append_end(vec![record], key, end).await {
+        tracing::error!(run = %key, %error, "the end of a run could not be stored");
+    }
+}
+
+pub(super) fn status(phase: Phase, cause: &str, message: &str, since_ms: i64, failure: Option<&Failure>, provenance: Option<&Provenance>) -> v1::RunStatus {
+    v1::RunStatus {
+        phase: phase.into(),
+        waiting_cause: cause.to_owned(),
+        waiting_message: message.to_owned(),
+        since_unix_ms: since_ms,
+        failure: failure.map(v1::Failure::from),
+        provenance_json: provenance.and_then(|provenance| serde_json::to_string(provenance).ok()).unwrap_or_default(),
+        at_unix_ms: now_ms(),
+    }
+}
+
+impl Run {
+    fn key(&self) -> RunKey {
+        self.assignment.key
+    }
+
+    /// Returns when the run is over (None) or what was asked.
+    async fn work(
+        &mut self,
+        asks: &mut mpsc::Receiver<Ask>,
+        inbox: &mut mpsc::Receiver<News>,
+        messages: &mut mpsc::Receiver<FromRunner>,
+        exits: &mut mpsc::Receiver<RunnerExit>,
+    ) -> Option<Ask> {
+        let outcomes = self.outcomes().await;
+        if self.rows_left(&outcomes).is_empty() {
+            self.finish(RunEnd::Finished, None, 0, 0);
+        } else {
+            self.report_progress_of_start();
+            self.components.ensure(Role::Model, 1);
+            self.start_runner();
+        }
+        let mut pending: Option<Pending> = None;
+        loop {
+            if pending.is_none()
+                && let Some(batch) = self.outbox.pop_front()
+            {
+                pending = Some(self.append(batch));
+            }
+            let timer = [self.components.next_timer(), self.runner_restart, self.give_up].into_iter().flatten().min();
+            tokio::select! {
+                biased;
+                ask = asks.recv() => return self.settle(pending, ask.unwrap_or(Ask::Shutdown)).await,
+                news = inbox.recv() => {
+                    if let Some(news) = news {
+                        let changes = self.components.on_news(news);
+                        self.tell(changes);
+                        self.report_progress_of_start();
+                        self.watch_model();
+                    }
+                }
+                result = async { match &mut pending { Some((append, _)) => append.await, None => std::future::pending().await } } => {
+                    if let Some((_, then)) = pending.take()
+                        && self.committed(result, then)
+                    {
+                        return None;
+                    }
+                }
+                exit = exits.recv() => if let Some(exit) = exit { self.on_runner_exit(exit) },
+                message = messages.recv(), if pending.is_none() => if let Some(message) = message { self.on_runner(message).await },
+                () = async { match timer { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => {
+                    self.on_timer();
+                }
+            }
+        }
+    }
+
+    /// An append that is under way is waited for before anything else is stored.
+    async fn settle(&mut self, pending: Option<Pending>, ask: Ask) -> Option<Ask> {
+        if ask == Ask::Cancel {
+            self.command(v1::agent_command::Command::Cancel(v1::CancelRun { reason: "the evaluation was cancelled".to_owned() }));
+        }
+        if let Some((append, then)) = pending {
+            // On shutdown a spool that is full must not hold the agent up; what was not stored was not acknowledged either.
+            let limit = if ask == Ask::Shutdown { Duration::from_secs(2) } else { Duration::from_millis(200) };
+            if let Ok(result) = tokio::time::timeout(limit, append).await
+                && self.committed(result, then)
+            {
+                return None;
+            }
+        }
+        Some(ask)
+    }
+
+    fn append(&self, batch: Batch) -> Pending {
+        let (spool, key) = (self.context.spool.clone(), self.key());
+        let append = async move {
+            match batch.end {
+                None => spool.append(batch.records).await,
+                Some(end) => spool.append_end(batch.records, key, end).await,
+            }
+        };
+        (append.boxed(), batch.then)
+    }
+
+    /// True: the run is over.
+    fn committed(&mut self, result: Result<(), SpoolError>, then: Then) -> bool {
+        if let Err(error) = result {
+            tracing::error!(run = %self.key(), %error, "a record could not be stored; the runner sends it again");
+            // Not acknowledged: a runner that attaches anew sends it again.
+            self.stream = None;
+            return matches!(then, Then::Over { .. });
+        }
+        match then {
+            Then::Nothing => false,
+            Then::Ack { stream, sequence } => {
+                self.acknowledge(stream, sequence);
+                false
+            }
+            Then::Over { stream, sequence } => {
+                self.acknowledge(stream, sequence);
+                true
+            }
+        }
+    }
+
+    fn acknowledge(&mut self, stream: u64, sequence: u64) {
+        if self.stream.as_ref().is_some_and(|current| current.number == stream) {
+            self.command(v1::agent_command::Command::Ack(v1::EpisodesAck { sequence }));
+        }
+    }
+
+    fn command(&mut self, command: v1::agent_command::Command) {
+        let Some(stream) = &self.stream else { return };
+        if stream.commands.try_send(v1::AgentCommand { command: Some(command) }).is_err() {
+            tracing::warn!(run = %self.key(), "the runner does not take its commands; its stream is closed");
+            self.stream = None;
+        }
+    }
+
+    fn tell(&mut self, changes: Vec<v1::Component>) {
+        for change in changes {
+            self.command(v1::agent_command::Command::Component(change));
+        }
+    }
+
+    fn store(&mut self, records: Vec<NewRecord>, then: Then) {
+        self.outbox.push_back(Batch { records, end: None, then });
+    }
+
+    /// Reports the phase if it is another than before. `RUNNING` is never taken back.
+    fn report(&mut self, phase: Phase, cause: &'static str, message: &str) {
+        let before = self.reported;
+        if before == Some((phase, cause)) || self.over || before.is_some_and(|(before, _)| before == Phase::Running && phase == Phase::Waiting) {
+            return;
+        }
+        self.reported = Some((phase, cause));
+        self.since_ms = now_ms();
+        let provenance = (phase == Phase::Running).then(|| self.provenance.clone());
+        let status = status(phase, cause, message, self.since_ms, None, provenance.as_ref());
+        let record = NewRecord::status(self.key(), status);
+        self.store(vec![record], Then::Nothing);
+    }
+
+    fn report_progress_of_start(&mut self) {
+        let spec = Arc::clone(&self.assignment.spec);
+        match self.components.ready() {
+            (true, true) => self.report(Phase::Running, "", ""),
+            (true, false) => self.report(Phase::Waiting, "environmentStarting", &format!("environment '{}' starts", spec.environment.id)),
+            (false, _) => self.report(Phase::Waiting, "modelStarting", &format!("model '{}' starts", spec.model.id)),
+        }
+    }
+
+    async fn outcomes(&self) -> Outcomes {
+        match self.context.spool.outcomes(self.key()).await {
+            Ok(outcomes) => outcomes,
+            Err(error) => {
+                // Rows that are run twice keep their first outcome; rows that are not run would be lost.
+                tracing::error!(run = %self.key(), %error, "outcomes can't be read; all rows are run");
+                Outcomes::default()
+            }
+        }
+    }
+
+    fn rows_left(&self, outcomes: &Outcomes) -> Vec<v1::RowBlock> {
+        let segments: Vec<rows::Segment> = self.assignment.rows.iter().map(|block| block.to_segment(0)).collect();
+        rows::without(&segments, &outcomes.done)
+            .iter()
+            .filter_map(|segment| v1::RowBlock::from_segment(segment, segment.task).ok())
+            .collect()
+    }
+
+    fn row_count(&self) -> u64 {
+        self.assignment.rows.iter().map(|block| u64::from(block.count)).sum()
+    }
+
+    async fn on_runner(&mut self, message: FromRunner) {
+        match message {
+            FromRunner::Attached { stream, commands, guard } => {
+                // The older stream ends with its guard.
+                self.stream = Some(Stream { number: stream, commands, _guard: guard });
+                let outcomes = self.outcomes().await;
+                let plan = v1::Plan {
+                    run_json: serde_json::to_string(&*self.assignment.spec).unwrap_or_default(),
+                    rows: self.rows_left(&outcomes),
+                    attempt_base: outcomes.max_attempt.map_or(0, |attempt| attempt + 1),
+                };
+                self.command(v1::agent_command::Command::Plan(plan));
+                let components = self.components.snapshot();
+                self.tell(components);
+            }
+            FromRunner::Detached { stream } => {
+                if self.stream.as_ref().is_some_and(|current| current.number == stream) {
+                    self.stream = None;
+                }
+            }
+            FromRunner::Message { stream, message } => {
+                if self.stream.as_ref().is_some_and(|current| current.number == stream) {
+                    self.on_message(stream, message).await;
+                } else if let Message::Episodes(episodes) = message {
+                    // Results of a stream that was replaced or lost count all the same.
+                    let records = self.episode_records(episodes.episodes);
+                    self.store(records, Then::Nothing);
+                }
+            }
+        }
+    }
+
+    fn episode_records(&self, episodes: Vec<v1::Episode>) -> Vec<NewRecord> {
+        let key = self.key();
+        // A row that was interrupted because its runner was told to stop has no outcome: it is run again, or nobody wants it.
+        let decided = |episode: &v1::Episode| !matches!(&episode.outcome, Some(v1::episode::Outcome::Errored(failure)) if is_cancelled(failure));
+        episodes.into_iter().filter(decided).map(|episode| NewRecord::episode(key, episode)).collect()
+    }
+
+    async fn on_message(&mut self, stream: u64, message: Message) {
+        match message {
+            Message::Attach(_) => tracing::warn!(run = %self.key(), "a runner attached twice on one stream"),
+            Message::Acquire(acquire) => self.acquire(&acquire),
+            Message::Release(release) => {
+                self.components.release(|role| matches!(role, Role::Environment { binding, .. } if binding == release.binding));
+            }
+            Message::Restart(restart) => {
+                tracing::info!(run = %self.key(), component = %restart.component, attempt = restart.attempt, reason = %restart.reason, "the runner asks for a restart");
+                let changes = self.components.restart(&restart.component, restart.attempt);
+                self.tell(changes);
+            }
+            Message::Episodes(episodes) => {
+                self.report(Phase::Running, "", "");
+                if !episodes.episodes.is_empty() {
+                    self.components.progress();
+                    self.runner_starts = self.runner_starts.min(1);
+                }
+                let records = self.episode_records(episodes.episodes);
+                self.store(records, Then::Ack { stream, sequence: episodes.sequence });
+            }
+            Message::Progress(progress) => {
+                if progress.env_steps > 0 {
+                    self.report(Phase::Running, "", "");
+                }
+            }
+            Message::Metrics(metrics) => {
+                let record = NewRecord::metrics(self.key(), metrics);
+                self.store(vec![record], Then::Nothing);
+            }
+            Message::Provenance(report) => self.on_provenance(&report),
+            Message::Done(done) => self.on_done(stream, done).await,
+        }
+    }
+
+    fn acquire(&mut self, acquire: &v1::AcquireBinding) {
+        let known = self.assignment.spec.bindings.iter().any(|binding| binding.index == acquire.binding);
+        if !known || acquire.pods == 0 || acquire.pods > MAX_PODS || acquire.lanes_per_pod == 0 || acquire.lanes_per_pod > MAX_LANES {
+            tracing::error!(run = %self.key(), ?acquire, "the runner asks for what this run does not have");
+            let message = format!("binding {} with {} processes of {} lanes can't be had", acquire.binding, acquire.pods, acquire.lanes_per_pod);
+            self.finish(RunEnd::Failed, Some(&Failure::new(FailureCode::Internal, message)), 0, 0);
+            return;
+        }
+        let (binding, pods) = (acquire.binding, acquire.pods);
+        self.components.release(|role| matches!(role, Role::Environment { binding: other, pod } if other == binding && pod >= pods));
+        for pod in 0..pods {
+            let changes = self.components.ensure(Role::Environment { binding, pod }, acquire.lanes_per_pod);
+            self.tell(changes);
+        }
+        self.provenance.lanes_per_pod = Some(acquire.lanes_per_pod);
+        self.report_progress_of_start();
+    }
+
+    fn on_provenance(&mut self, report: &v1::ProvenanceReport) {
+        let parsed: Provenance = match serde_json::from_str(&report.provenance_json) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                tracing::warn!(run = %self.key(), %error, "the runner's provenance can't be read");
+                return;
+            }
+        };
+        let ours = std::mem::take(&mut self.provenance);
+        self.provenance = merge(ours, parsed);
+        if !self.over {
+            let status = status(Phase::Running, "", "", self.since_ms, None, Some(&self.provenance));
+            let record = NewRecord::status(self.key(), status);
+            self.reported = Some((Phase::Running, ""));
+            self.store(vec![record], Then::Nothing);
+        }
+    }
+
+    async fn on_done(&mut self, stream: u64, done: v1::Done) {
+        if let Some(failure) = done.failure {
+            if is_cancelled(&failure) {
+                tracing::warn!(run = %self.key(), "the runner was told to stop by someone else; it is started again");
+                self.let_go_of_runner();
+                return;
+            }
+            self.finish(RunEnd::Failed, Some(&Failure::from(&failure)), stream, done.sequence);
+            return;
+        }
+        let seen = self.outcomes().await.done.len() as u64;
+        if seen < self.row_count() {
+            tracing::error!(run = %self.key(), seen, rows = self.row_count(), "the runner says it is done, and rows have no outcome; it is started again");
+            self.let_go_of_runner();
+            return;
+        }
+        self.finish(RunEnd::Finished, None, stream, done.sequence);
+    }
+
+    /// What it said is not acknowledged, and its stream is closed: its end is that of a lost runner.
+    fn let_go_of_runner(&mut self) {
+        self.stream = None;
+        if let Some(runner) = &self.runner {
+            runner.end(true);
+        }
+    }
+
+    /// Sends the terminal status to the spool; the run is over once it is there.
+    fn finish(&mut self, end: RunEnd, failure: Option<&Failure>, stream: u64, sequence: u64) {
+        if self.over {
+            return;
+        }
+        self.over = true;
+        let phase = match end {
+            RunEnd::Finished => Phase::Finished,
+            RunEnd::Failed => Phase::Failed,
+            RunEnd::Cancelled | RunEnd::Stopped => Phase::Cancelled,
+        };
+        let status = status(phase, "", "", now_ms(), failure, Some(&self.provenance));
+        let records = vec![NewRecord::status(self.key(), status)];
+        self.outbox.push_back(Batch { records, end: Some(end), then: Then::Over { stream, sequence } });
+    }
+
+    fn watch_model(&mut self) {
+        if self.give_up.is_none() && self.components.model_failure().is_some() {
+            self.give_up = Some(Instant::now() + GIVEN_UP);
+        }
+    }
+
+    fn on_timer(&mut self) {
+        let now = Instant::now();
+        let changes = self.components.on_timer(now);
+        self.tell(changes);
+        if self.runner_restart.is_some_and(|at| at <= now) {
+            self.runner_restart = None;
+            self.start_runner();
+        }
+        if self.give_up.is_some_and(|at| at <= now) {
+            self.give_up = None;
+            let failure = self.components.model_failure().cloned();
+            if let Some(failure) = failure {
+                self.finish(RunEnd::Failed, Some(&failure), 0, 0);
+            }
+        }
+    }
+
+    fn start_runner(&mut self) {
+        self.runner_starts += 1;
+        self.runner = Some(RunnerHandle::start(&self.context, self.key(), &self.to_actor, self.runner_exits.clone()));
+    }
+
+    fn on_runner_exit(&mut self, exit: RunnerExit) {
+        self.runner = None;
+        if self.over {
+            return;
+        }
+        tracing::warn!(run = %self.key(), how = %exit.how, last = exit.log_lines.last().map_or("", String::as_str), "the runner ended before the run did");
+        // The next runner gets environments that no other has touched.
+        self.components.release(|_| true);
+        match after_runner_exit(self.runner_starts) {
+            // A `Done` or results that it sent before are still in the channel and come first.
+            After::Restart(pause) => self.runner_restart = Some(Instant::now() + pause.max(Duration::from_millis(50))),
+            After::GiveUp => {
+                let message = format!("the runner {} {RUNNER_STARTS} times in a row without finishing an episode", exit.how);
+                let mut failure = Failure::new(FailureCode::RunnerLost, message).of("runner");
+                failure.log_lines = exit.log_lines;
+                self.finish(RunEnd::Failed, Some(&failure), 0, 0);
+            }
+        }
+    }
+
+    /// Ends what runs, keeps the results that are still on their way, and says how the run ended if nobody did yet.
+    async fn wind_up(
+        &mut self,
+        asked: Option<Ask>,
+        inbox: &mut mpsc::Receiver<News>,
+        messages: &mut mpsc::Receiver<FromRunner>,
+        exits: &mut mpsc::Receiver<RunnerExit>,
+    ) {
+        let hurry = asked.is_some();
+        let runner = self.runner.take();
+        let mut results = Vec::new();
+        if let Some(runner) = &runner {
+            if hurry {
+                // Asked first, so that it hears of no component's end and sends what it has.
+                runner.end(false);
+                results = self.last_results(messages, exits).await;
+            } else {
+                // It ends by itself once it has heard that the run is over.
+                let _ = tokio::time::timeout(FAREWELL, exits.recv()).await;
+            }
+            runner.end(hurry);
+        }
+        let limit = if hurry { HURRY_LIMIT } else { STOP_LIMIT };
+        self.components.end_all(hurry, limit, inbox).await;
+        if let Some(runner) = &runner
+            && tokio::time::timeout(limit, runner.ended()).await.is_err()
+        {
+            tracing::error!(run = %self.key(), "the runner does not end");
+        }
+        self.stream = None;
+        self.context.runners.forget(self.key().run_id, &self.to_actor);
+        if let Some(ask) = asked {
+            self.keep_results(results).await;
+            let key = self.key();
+            match ask {
+                Ask::Shutdown => {}
+                Ask::Cancel => {
+                    let status = status(Phase::Cancelled, "", "", now_ms(), None, Some(&self.provenance));
+                    record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Cancelled).await;
+                }
+                Ask::Stop => {
+                    if let Err(error) = self.context.spool.end(key, RunEnd::Stopped).await {
+                        tracing::error!(run = %key, %error, "the end of a stopped run could not be stored");
+                    }
+                }
+            }
+        }
+        self.components.recipes().remove_folders();
+    }
+
+    /// What a runner that was told to stop still sends, until it has ended or its time is up.
+    async fn last_results(&mut self, messages: &mut mpsc::Receiver<FromRunner>, exits: &mut mpsc::Receiver<RunnerExit>) -> Vec<NewRecord> {
+        let mut records = Vec::new();
+        let deadline = tokio::time::sleep(LAST_RESULTS);
+        tokio::pin!(deadline);
+        loop {
+            tokio::select! {
+                biased;
+                message = messages.recv() => match message {
+                    Some(FromRunner::Message { message: Message::Episodes(episodes), .. }) => records.extend(self.episode_records(episodes.episodes)),
+                    Some(FromRunner::Message { stream, message: Message::Done(done) }) => self.acknowledge(stream, done.sequence),
+                    Some(FromRunner::Message { .. } | FromRunner::Attached { .. } | FromRunner::Detached { .. }) => {}
+                    None => return records,
+                },
+                _ = exits.recv() => return records,
+                () = &mut deadline => return records,
+            }
+        }
+    }
+
+    /// Stores the results that the runner sent before it was ended.
+    async fn keep_results(&mut self, results: Vec<NewRecord>) {
+        let mut records: Vec<NewRecord> = self.outbox.drain(..).filter(|batch| batch.end.is_none()).flat_map(|batch| batch.records).collect();
+        records.extend(results);
+        if records.is_empty() {
+            return;
+        }
+        let stored = tokio::time::timeout(Duration::from_secs(10), self.context.spool.append(records)).await;
+        if !matches!(stored, Ok(Ok(()))) {
+            tracing::warn!(run = %self.key(), "results that were not acknowledged yet could not be stored; their rows are open");
+        }
+    }
+}
+
+fn is_cancelled(failure: &v1::Failure) -> bool {
+    failure.code == FailureCode::Cancelled.as_str()
+}
+
+/// What the runner found out, with what only the agent knows.
+fn merge(ours: Provenance, runner: Provenance) -> Provenance {
+    Provenance {
+        checkpoint_digests: ours.checkpoint_digests,
+        node: ours.node,
+        gpu_product: ours.gpu_product.or(runner.gpu_product),
+        gpu_driver: ours.gpu_driver.or(runner.gpu_driver),
+        agent_version: ours.agent_version,
+        lanes: runner.lanes.or(ours.lanes),
+        lanes_per_pod: runner.lanes_per_pod.or(ours.lanes_per_pod),
+        execution_horizon: runner.execution_horizon.or(ours.execution_horizon),
+        prefetch_lead: runner.prefetch_lead.or(ours.prefetch_lead),
+        ..runner
+    }
+}

@@ -1,0 +1,121 @@
+//! Our command: standard output is data only, forms and exit statuses are as documented, waiting survives the server.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use rlm_e2e::cli::{Shell, ran};
+use rlm_e2e::{Component, Options, Stack, requests, tools};
+use serde_json::Value;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_is_data_only_in_every_form() -> anyhow::Result<()> {
+    let Some(tools) = tools() else { return Ok(()) };
+    let stack = Stack::start(&tools, Options::default()).await?;
+    let file = stack.file("request.json", requests::counter(&tools, &["Follower", "Doubter"], 5, 2).to_string())?;
+    let waited = stack.rlmesh(&["eval", "submit", &file, "--wait"]).await?.expect(0)?;
+    assert!(waited.stdout.contains("follower") && waited.stdout.contains("MODEL"), "{}", waited.stdout);
+    assert!(!waited.stdout.contains("Submitted") && !waited.stdout.contains('\u{1b}'), "{}", waited.stdout);
+    assert!(waited.stderr.contains("10/10 episodes"), "{}", waited.stderr);
+
+    let names = stack.rlmesh(&["eval", "list", "-o", "name"]).await?.expect(0)?;
+    let id = names.stdout.trim().to_owned();
+    assert!(id.starts_with("eval_") && !id.contains('\n'), "{names:?}");
+    let cluster = stack.cluster().unwrap_or_default().to_owned();
+    for command in [
+        vec!["eval", "list"],
+        vec!["eval", "get", &id],
+        vec!["eval", "results", &id],
+        vec!["eval", "rows", &id],
+        vec!["eval", "logs", &id],
+        vec!["eval", "reproduce", &id, "3"],
+        vec!["eval", "submit", &file, "--preview"],
+        vec!["clusters", "list"],
+        vec!["clusters", "get", &cluster],
+        vec!["keys", "list"],
+        vec!["models", "list"],
+        vec!["envs", "list"],
+        vec!["org", "list"],
+        vec!["registry", "info"],
+        vec!["whoami"],
+    ] {
+        let json = [&command[..], &["-o", "json"]].concat();
+        let json = stack.rlmesh(&json).await?.expect(0)?;
+        assert!(json.json().is_ok_and(|value| value.is_object() || value.is_array()), "{command:?}: {json:?}");
+        assert!(json.stderr.is_empty(), "{command:?}: {json:?}");
+        let yaml = stack.rlmesh(&[&command[..], &["-o", "yaml"]].concat()).await?.expect(0)?;
+        assert!(!yaml.stdout.trim_start().starts_with(['{', '[']) || matches!(yaml.stdout.trim(), "[]" | "{}"), "{command:?}: {yaml:?}");
+        let table = stack.rlmesh(&command).await?.expect(0)?;
+        assert!(table.stderr.is_empty() && !table.stdout.contains('\u{1b}'), "{command:?}: {table:?}");
+    }
+    let export = stack.rlmesh(&["eval", "export", &id]).await?.expect(0)?;
+    assert_eq!(export.stdout.lines().filter(|line| serde_json::from_str::<Value>(line).is_ok_and(|row| row["outcome"] == "scored")).count(), 10);
+    stack.end().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exit_statuses_are_as_documented() -> anyhow::Result<()> {
+    let Some(tools) = tools() else { return Ok(()) };
+    let stack = Stack::start(&tools, Options::default()).await?;
+    // 2: the command line.
+    for command in [&["eval"][..], &["nonsense"], &["eval", "results", "eval_x", "--group-by", "colour"], &["eval", "list", "--limit", "many"]] {
+        let ran = stack.rlmesh(command).await?.expect(2)?;
+        assert!(ran.stdout.is_empty() && !ran.stderr.is_empty(), "{command:?}: {ran:?}");
+    }
+    // 3: not found.
+    for command in [&["eval", "get", "eval_00000000000000000000000000"][..], &["clusters", "get", "cl_00000000000000000000000000"], &["models", "get", "nobody"]] {
+        let ran = stack.rlmesh(command).await?.expect(3)?;
+        assert!(ran.stdout.is_empty() && ran.stderr.starts_with("error: "), "{command:?}: {ran:?}");
+    }
+    // 4: nobody is signed in, or with a key that is none.
+    let (home, url) = stack.shell()?;
+    for key in [None, Some("rlm_key_wrong")] {
+        let ran = Shell { home: home.path(), url: Some(&url), key }.run(&tools.program("rlmesh"), &["eval", "list"]).await?.expect(4)?;
+        assert!(ran.stdout.is_empty() && ran.stderr.starts_with("error: "), "{ran:?}");
+    }
+    // 1: no server.
+    let nowhere = format!("http://127.0.0.1:{}", rlm_e2e::stack::free_port()?);
+    let ran = Shell { home: home.path(), url: Some(&nowhere), key: Some(stack.key()) }.run(&tools.program("rlmesh"), &["eval", "list"]).await?.expect(1)?;
+    assert!(ran.stderr.contains("does not answer") && ran.stdout.is_empty(), "{ran:?}");
+    // 8: still pending; 5: cancelled.
+    let long = stack.submit(&requests::counter(&tools, &["Follower"], 20_000, 2)).await?;
+    stack.rlmesh(&["eval", "wait", &long, "--timeout", "1"]).await?.expect(8)?;
+    stack.rlmesh(&["eval", "cancel", &long, "-o", "name"]).await?.expect(0)?;
+    stack.rlmesh(&["eval", "wait", &long]).await?.expect(5)?;
+    // 5: rows are errored.
+    let mut request = requests::counter(&tools, &["Misbehaving"], 3, 1);
+    request["models"][0]["params"] = serde_json::json!({"mode": "raise_load"});
+    let file = stack.file("request.json", request.to_string())?;
+    let ran = stack.rlmesh(&["eval", "submit", &file, "--wait"]).await?.expect(5)?;
+    assert!(ran.stderr.contains("model_start_failed") && ran.stderr.contains("raised while loading"), "{ran:?}");
+    // With `-o json` errors are JSON too.
+    let ran = stack.rlmesh(&["eval", "get", "eval_00000000000000000000000000", "-o", "json"]).await?.expect(3)?;
+    let error: Value = serde_json::from_str(&ran.stderr)?;
+    assert_eq!(error["error"]["code"], "not_found", "{ran:?}");
+    stack.end().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_survives_the_servers_restart() -> anyhow::Result<()> {
+    let Some(tools) = tools() else { return Ok(()) };
+    let mut stack = Stack::start(&tools, Options::default()).await?;
+    let id = stack.submit(&requests::counter(&tools, &["Follower"], 2_000, 4)).await?;
+    let (home, url) = stack.shell()?;
+    let shell = Shell { home: home.path(), url: Some(&url), key: Some(stack.key()) };
+    let waiting = shell.command(&tools.program("rlmesh"), &["eval", "wait", &id]).spawn()?;
+    for kill in [true, false] {
+        assert!(stack.reaches(&id, if kill { 50 } else { 300 }, Duration::from_secs(60)).await?, "over too early");
+        if kill {
+            stack.kill(Component::Server, 0).await?;
+        } else {
+            stack.stop(Component::Server).await?;
+        }
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        stack.start_server().await?;
+    }
+    let output = tokio::time::timeout(Duration::from_secs(90), waiting.wait_with_output()).await??;
+    let ran = ran(&output).expect(0)?;
+    assert!(ran.stdout.contains("follower"), "{ran:?}");
+    let shown = stack.ok(Method::GET, &format!("/v1/evaluations/{id}"), None).await?;
+    assert_eq!(shown["status"], "completed");
+    stack.end().await
+}

@@ -1,0 +1,74 @@
+//! REST: registered models.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use rlm_api::rest::Page;
+use serde_json::Value;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::app::access::{Caller, Scope};
+use crate::app::definitions::{self, DefinitionDetail};
+use crate::http::error::ApiResult;
+use crate::http::extract::{Json, Path, Query};
+use crate::http::registrations::{ListQuery, Register, VersionQuery};
+use crate::state::AppState;
+use crate::store::definitions::DefinitionKind;
+
+const KIND: DefinitionKind = DefinitionKind::Model;
+
+pub fn router() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(register_model, list_models))
+        .routes(routes!(get_model))
+        .routes(routes!(describe_model))
+}
+
+/// Register a model, or its next version. Registering what the newest version says already changes nothing.
+#[utoipa::path(
+    post, path = "/v1/models", tag = "models", security(("bearer" = []), ("session" = [])), request_body = Register,
+    responses((status = 201, body = DefinitionDetail), (status = 200, description = "The newest version says so already", body = DefinitionDetail))
+)]
+async fn register_model(State(state): State<AppState>, caller: Caller, Json(new): Json<Register, { Register::LIMIT }>) -> ApiResult<(StatusCode, Json<DefinitionDetail>)> {
+    caller.require(Scope::ModelsWrite)?;
+    let (detail, fresh) = definitions::register(&state, &caller, KIND, &new.name, new.definition, new.describe).await?;
+    Ok((if fresh { StatusCode::CREATED } else { StatusCode::OK }, Json(detail)))
+}
+
+/// Registered models in order of name, the newest version of each.
+#[utoipa::path(
+    get, path = "/v1/models", tag = "models", params(ListQuery), security(("bearer" = []), ("session" = [])),
+    responses((status = 200, body = Page<DefinitionDetail>))
+)]
+async fn list_models(State(state): State<AppState>, caller: Caller, Query(query): Query<ListQuery>) -> ApiResult<Json<Page<DefinitionDetail>>> {
+    caller.require(Scope::ModelsRead)?;
+    let limit = query.limit()?;
+    let (q, after) = (query.q.unwrap_or_default(), query.cursor.unwrap_or_default());
+    Ok(Json(definitions::list(&state, &caller, KIND, &q, &after, limit).await?))
+}
+
+/// One registered model with its describe document and its versions.
+#[utoipa::path(
+    get, path = "/v1/models/{name}", tag = "models", params(("name" = String, Path), VersionQuery), security(("bearer" = []), ("session" = [])),
+    responses((status = 200, body = DefinitionDetail))
+)]
+async fn get_model(State(state): State<AppState>, caller: Caller, Path(name): Path<String>, Query(query): Query<VersionQuery>) -> ApiResult<Json<DefinitionDetail>> {
+    caller.require(Scope::ModelsRead)?;
+    Ok(Json(definitions::get(&state, &caller, KIND, &name, query.version).await?))
+}
+
+/// Store the describe document of a version (the newest, unless given), as `rlmesh describe` prints it.
+#[utoipa::path(
+    put, path = "/v1/models/{name}/describe", tag = "models", params(("name" = String, Path), VersionQuery),
+    security(("bearer" = []), ("session" = [])), request_body = Object, responses((status = 200, body = DefinitionDetail))
+)]
+async fn describe_model(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(name): Path<String>,
+    Query(query): Query<VersionQuery>,
+    Json(document): Json<Value, { Register::LIMIT }>,
+) -> ApiResult<Json<DefinitionDetail>> {
+    caller.require(Scope::ModelsWrite)?;
+    Ok(Json(definitions::describe(&state, &caller, KIND, &name, query.version, document).await?))
+}
