@@ -1,6 +1,7 @@
 //! The REST client: authorization, one refresh on 401, deadlines, errors.
 
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use reqwest::{Method, StatusCode};
 use rlm_api::rest::Info;
@@ -11,10 +12,15 @@ use crate::config::{self, Session, Target};
 use crate::error::CliError;
 
 enum Credential {
-    /// A key of the environment or of a local server.
+    /// A key of the environment.
     Key(String),
+    /// State folder of a local server, which gets a new key each time `rlmesh up` starts.
+    Local(PathBuf),
     Profile(String),
 }
+
+/// How long `rlmesh up` may take from replacing the key to writing it down.
+const NEW_KEY: Duration = Duration::from_secs(10);
 
 /// A client of one platform.
 pub struct Client {
@@ -37,7 +43,7 @@ impl Client {
         let config = config::load()?;
         if let Some(state) = &target.state {
             let endpoint = config::local_endpoint(state)?;
-            return Ok(Self { http: http()?, url: endpoint.url, credential: Credential::Key(endpoint.api_key) });
+            return Ok(Self { http: http()?, url: endpoint.url, credential: Credential::Local(state.clone()) });
         }
         let url = config::platform(target, &config);
         let credential = match std::env::var("RLMESH_API_KEY") {
@@ -53,18 +59,32 @@ impl Client {
     }
 
     pub async fn info(&self) -> Result<Info, CliError> {
-        let response = self.http.get(format!("{}/v1/info", self.url)).timeout(Duration::from_secs(30)).send().await.map_err(|error| CliError::unreachable(&self.url, &error))?;
+        let response = self
+            .http
+            .get(format!("{}/v1/info", self.url))
+            .timeout(Duration::from_secs(30))
+            .send()
+            .await
+            .map_err(|error| CliError::unreachable(&self.url, &error))?;
         let status = response.status();
         let body = response.bytes().await.map_err(|error| CliError::unreachable(&self.url, &error))?;
         if !status.is_success() {
             return Err(CliError::answer(status.as_u16(), &body));
         }
-        serde_json::from_slice(&body).map_err(|error| CliError::other(format!("{} is not an RLMesh platform: /v1/info can't be read ({error})", self.url)))
+        serde_json::from_slice(&body)
+            .map_err(|error| CliError::other(format!("{} is not an RLMesh platform: /v1/info can't be read ({error})", self.url)))
     }
 
     /// POST of a form, as OAuth has it: the status and the JSON body.
     pub async fn form(&self, url: &str, fields: &[(&str, &str)]) -> Result<(StatusCode, Value), CliError> {
-        let response = self.http.post(url).form(fields).timeout(Duration::from_secs(30)).send().await.map_err(|error| CliError::unreachable(url, &error))?;
+        let response = self
+            .http
+            .post(url)
+            .form(fields)
+            .timeout(Duration::from_secs(30))
+            .send()
+            .await
+            .map_err(|error| CliError::unreachable(url, &error))?;
         let status = response.status();
         let body = response.bytes().await.map_err(|error| CliError::unreachable(url, &error))?;
         Ok((status, serde_json::from_slice(&body).unwrap_or(Value::Null)))
@@ -88,7 +108,8 @@ impl Client {
 
     pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         let value = self.get(path).await?;
-        serde_json::from_value(value).map_err(|error| CliError::other(format!("the answer of {path} can't be read: {error}; is this CLI older than the server?")))
+        serde_json::from_value(value)
+            .map_err(|error| CliError::other(format!("the answer of {path} can't be read: {error}; is this CLI older than the server?")))
     }
 
     async fn json(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, CliError> {
@@ -105,17 +126,27 @@ impl Client {
         let mut refreshed = false;
         loop {
             let token = self.token().await?;
-            let mut request = self.http.request(method.clone(), format!("{}{path}", self.url)).bearer_auth(&token);
+            // A local server that was started again may have another address.
+            let url = match &self.credential {
+                Credential::Local(state) => config::local_endpoint(state)?.url,
+                Credential::Key(_) | Credential::Profile(_) => self.url.clone(),
+            };
+            let mut request = self.http.request(method.clone(), format!("{url}{path}")).bearer_auth(&token);
             if let Some(body) = body {
                 request = request.json(body);
             }
-            let response = request.send().await.map_err(|error| CliError::unreachable(&self.url, &error))?;
+            let response = request.send().await.map_err(|error| CliError::unreachable(&url, &error))?;
             let status = response.status();
             if status.is_success() {
                 return Ok(response);
             }
             if let (StatusCode::UNAUTHORIZED, false, Credential::Profile(profile)) = (status, refreshed, &self.credential) {
                 self.refresh(profile, &token, &[]).await?;
+                refreshed = true;
+                continue;
+            }
+            if let (StatusCode::UNAUTHORIZED, false, Credential::Local(state)) = (status, refreshed, &self.credential) {
+                new_key(state, &token).await?;
                 refreshed = true;
                 continue;
             }
@@ -128,6 +159,7 @@ impl Client {
     pub async fn token(&self) -> Result<String, CliError> {
         match &self.credential {
             Credential::Key(key) => Ok(key.clone()),
+            Credential::Local(state) => Ok(config::local_endpoint(state)?.api_key),
             Credential::Profile(profile) => {
                 let session = config::session(profile)?.ok_or_else(|| not_signed_in(profile))?;
                 if expires_at(&session.access_token).is_none_or(|at| at <= chrono::Utc::now().timestamp() + 60) {
@@ -147,11 +179,18 @@ impl Client {
             return Ok(session.access_token);
         }
         let info = self.info().await?;
-        let mut fields = vec![("grant_type", "refresh_token"), ("refresh_token", session.refresh_token.as_str()), ("client_id", info.auth.cli.client_id.as_str())];
+        let mut fields = vec![
+            ("grant_type", "refresh_token"),
+            ("refresh_token", session.refresh_token.as_str()),
+            ("client_id", info.auth.cli.client_id.as_str()),
+        ];
         fields.extend_from_slice(extra);
         let (status, body) = self.form(&info.auth.token_endpoint, &fields).await?;
         if !status.is_success() {
-            return Err(CliError::sign_in(format!("the session of profile {profile} has ended ({}); sign in with `rlmesh login`", body["error"].as_str().unwrap_or("refused"))));
+            return Err(CliError::sign_in(format!(
+                "the session of profile {profile} has ended ({}); sign in with `rlmesh login`",
+                body["error"].as_str().unwrap_or("refused")
+            )));
         }
         let session = session_of(&body)?;
         let token = session.access_token.clone();
@@ -162,10 +201,19 @@ impl Client {
     /// The profile whose session is used; None with a key.
     pub fn profile(&self) -> Option<&str> {
         match &self.credential {
-            Credential::Key(_) => None,
+            Credential::Key(_) | Credential::Local(_) => None,
             Credential::Profile(profile) => Some(profile),
         }
     }
+}
+
+/// Waits until the local server's key is another one than `old`; gives up in silence, so that the server's answer counts.
+async fn new_key(state: &Path, old: &str) -> Result<(), CliError> {
+    let started = Instant::now();
+    while started.elapsed() < NEW_KEY && config::local_endpoint(state)?.api_key == old {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
 }
 
 /// The session of a token endpoint's answer.

@@ -26,9 +26,16 @@ pub fn render(scores: &Scores) -> String {
     if !scores.comparisons.is_empty() {
         text.push('\n');
         let headings = ["PAIRED DIFFERENCE", "TASK", "PAIRS", "SUCCESS (95 %)", "REWARD (95 %)", "P", "VERDICT"];
-        text.push_str(&table(headings.iter().map(|&heading| heading.to_owned()), scores.comparisons.iter().map(difference)));
+        let shown = scores.comparisons.iter().filter(|comparison| comparison.task_id.is_some() || tasks(scores, comparison) != 1);
+        text.push_str(&table(headings.iter().map(|&heading| heading.to_owned()), shown.map(difference)));
     }
     text
+}
+
+/// Tasks that this pair of models is compared on; with one, the line over all tasks would repeat it.
+fn tasks(scores: &Scores, pair: &Comparison) -> usize {
+    let same = |other: &&Comparison| other.baseline == pair.baseline && other.candidate == pair.candidate && other.task_id.is_some();
+    scores.comparisons.iter().filter(same).count()
 }
 
 fn cells(group: &ScoreGroup) -> Vec<String> {
@@ -63,7 +70,7 @@ fn difference(comparison: &Comparison) -> Vec<String> {
         _ => String::new(),
     };
     let number = |value: &Value| value.as_f64().map(|value| format!("{value:+.2}"));
-    let reward = match (number(&result["reward"]["difference"]), number(&result["reward"]["interval"]["lower"]), number(&result["reward"]["interval"]["upper"])) {
+    let reward = match (number(&result["reward"]["mean"]), number(&result["reward"]["interval"]["lower"]), number(&result["reward"]["interval"]["upper"])) {
         (Some(difference), Some(low), Some(high)) => format!("{difference} ({low} - {high})"),
         _ => String::new(),
     };

@@ -19,7 +19,13 @@ pub struct Ran {
 impl Ran {
     /// Fails unless it ended with this status.
     pub fn expect(self, status: i32) -> anyhow::Result<Self> {
-        anyhow::ensure!(self.status == status, "exit status {} instead of {status}\nstdout: {}\nstderr: {}", self.status, self.stdout, self.stderr);
+        anyhow::ensure!(
+            self.status == status,
+            "exit status {} instead of {status}\nstdout: {}\nstderr: {}",
+            self.status,
+            self.stdout,
+            self.stderr
+        );
         Ok(self)
     }
 
@@ -43,7 +49,10 @@ impl Shell<'_> {
         let mut command = tokio::process::Command::from(crate::processes::clean_command(program));
         command.args(arguments).current_dir(self.home).kill_on_drop(true);
         command.env("HOME", self.home).env("NO_COLOR", "1");
-        command.env("RLMESH_CONFIG_DIR", self.home.join("config")).env("RLMESH_DATA_DIR", self.home.join("data")).env("RLMESH_KEYCHAIN", "0");
+        command
+            .env("RLMESH_CONFIG_DIR", self.home.join("config"))
+            .env("RLMESH_DATA_DIR", self.home.join("data"))
+            .env("RLMESH_KEYCHAIN", "0");
         if let Some(url) = self.url {
             command.env("RLMESH_PLATFORM_URL", url);
         }

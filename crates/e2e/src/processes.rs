@@ -123,7 +123,12 @@ impl Seen {
 /// Every process below this one.
 #[must_use]
 pub fn descendants(of: u32) -> Vec<Seen> {
-    let all: Vec<Seen> = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| seen(entry.file_name().to_str()?.parse().ok()?)).collect();
+    let all: Vec<Seen> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| seen(entry.file_name().to_str()?.parse().ok()?))
+        .collect();
     let mut found: Vec<Seen> = Vec::new();
     let mut parents = vec![of];
     while let Some(parent) = parents.pop() {
@@ -144,7 +149,8 @@ fn seen(pid: u32) -> Option<Seen> {
         return None;
     }
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let command = command.split(|byte| *byte == 0).filter(|part| !part.is_empty()).map(|part| String::from_utf8_lossy(part).into_owned()).collect();
+    let command =
+        command.split(|byte| *byte == 0).filter(|part| !part.is_empty()).map(|part| String::from_utf8_lossy(part).into_owned()).collect();
     Some(Seen { pid, parent: fields.get(1)?.parse().ok()?, command })
 }
 

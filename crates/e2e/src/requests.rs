@@ -8,8 +8,10 @@ use crate::tools::Tools;
 #[must_use]
 pub fn counter(tools: &Tools, models: &[&str], episodes: u64, workers: u32) -> Value {
     let folder = tools.example("misbehaving");
-    let models: Vec<Value> =
-        models.iter().map(|class| json!({"id": class.to_lowercase(), "entrypoint": format!("policies:{class}"), "pythonPath": folder})).collect();
+    let models: Vec<Value> = models
+        .iter()
+        .map(|class| json!({"id": class.to_lowercase(), "entrypoint": format!("policies:{class}"), "pythonPath": folder}))
+        .collect();
     json!({
         "name": "counter",
         "models": models,

@@ -84,7 +84,8 @@ impl Stack {
             ended: false,
             _alone: alone,
         };
-        let setup = clean_command(&tools.program("rlmesh-server")).arg("local-setup").arg("--state-dir").arg(stack.server_state()).output()?;
+        let setup =
+            clean_command(&tools.program("rlmesh-server")).arg("local-setup").arg("--state-dir").arg(stack.server_state()).output()?;
         ensure!(setup.status.success(), "local-setup failed: {}", String::from_utf8_lossy(&setup.stderr));
         let setup: Value = serde_json::from_slice(&setup.stdout).context("local-setup did not answer with JSON")?;
         stack.key = setup["apiKey"].as_str().context("local-setup gave no key")?.to_owned();
@@ -152,7 +153,19 @@ impl Stack {
 
     fn agent_command(&self) -> std::process::Command {
         let mut command = clean_command(&self.tools.program("rlmesh-cluster-agent"));
-        command.args(["--executor", "process", "--die-with-parent", "--max-backoff", "0.5", "--heartbeat", "0.5", "--poll", "0.2", "--server", &self.proxy.url()]);
+        command.args([
+            "--executor",
+            "process",
+            "--die-with-parent",
+            "--max-backoff",
+            "0.5",
+            "--heartbeat",
+            "0.5",
+            "--poll",
+            "0.2",
+            "--server",
+            &self.proxy.url(),
+        ]);
         command.arg("--state").arg(self.agent_state()).args(["--max-runs", &self.options.max_runs.to_string()]);
         command.arg("--python").arg(&self.tools.python);
         command
@@ -332,7 +345,8 @@ impl Stack {
                 return Ok(Some(false));
             }
             let progress = &evaluation["progress"];
-            let (done, total) = (progress["completedEpisodes"].as_u64().unwrap_or(0), progress["totalEpisodes"].as_u64().unwrap_or(u64::MAX));
+            let (done, total) =
+                (progress["completedEpisodes"].as_u64().unwrap_or(0), progress["totalEpisodes"].as_u64().unwrap_or(u64::MAX));
             Ok((done > 0 && done * 1000 >= total * per_mille).then_some(true))
         })
         .await
@@ -433,7 +447,11 @@ impl Stack {
         for run in std::fs::read_dir(self.agent_state().join("logs")).into_iter().flatten().flatten() {
             for file in std::fs::read_dir(run.path()).into_iter().flatten().flatten() {
                 let modified = file.metadata().and_then(|meta| meta.modified()).ok();
-                found.push((modified, format!("{}/{}", run.file_name().to_string_lossy(), file.file_name().to_string_lossy()), file.path()));
+                found.push((
+                    modified,
+                    format!("{}/{}", run.file_name().to_string_lossy(), file.file_name().to_string_lossy()),
+                    file.path(),
+                ));
             }
         }
         found.sort();

@@ -64,14 +64,20 @@ pub fn tools() -> Option<Tools> {
 }
 
 fn find() -> Result<Tools, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().map_err(|error| format!("the source tree is not there: {error}"))?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .map_err(|error| format!("the source tree is not there: {error}"))?;
     let bin = match std::env::var_os("RLMESH_TEST_BIN") {
         Some(bin) => PathBuf::from(bin),
         None => beside_the_tests()?,
     };
     for program in PROGRAMS {
         if !bin.join(program).is_file() {
-            return Err(format!("{} is not built; `make build` does it, RLMESH_TEST_BIN names another folder", bin.join(program).display()));
+            return Err(format!(
+                "{} is not built; `make build` does it, RLMESH_TEST_BIN names another folder",
+                bin.join(program).display()
+            ));
         }
     }
     Ok(Tools { bin, python: python(&root)?, root })

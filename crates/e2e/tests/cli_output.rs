@@ -47,8 +47,13 @@ async fn output_is_data_only_in_every_form() -> anyhow::Result<()> {
         let table = stack.rlmesh(&command).await?.expect(0)?;
         assert!(table.stderr.is_empty() && !table.stdout.contains('\u{1b}'), "{command:?}: {table:?}");
     }
+    let logs = stack.rlmesh(&["eval", "logs", &id, "--component", "model-0", "--tail", "50"]).await?.expect(0)?;
+    assert!(logs.stdout.contains("==> run_") && logs.stdout.contains("RLMesh serving model"), "{logs:?}");
     let export = stack.rlmesh(&["eval", "export", &id]).await?.expect(0)?;
-    assert_eq!(export.stdout.lines().filter(|line| serde_json::from_str::<Value>(line).is_ok_and(|row| row["outcome"] == "scored")).count(), 10);
+    assert_eq!(
+        export.stdout.lines().filter(|line| serde_json::from_str::<Value>(line).is_ok_and(|row| row["outcome"] == "scored")).count(),
+        10
+    );
     stack.end().await
 }
 
@@ -57,12 +62,18 @@ async fn exit_statuses_are_as_documented() -> anyhow::Result<()> {
     let Some(tools) = tools() else { return Ok(()) };
     let stack = Stack::start(&tools, Options::default()).await?;
     // 2: the command line.
-    for command in [&["eval"][..], &["nonsense"], &["eval", "results", "eval_x", "--group-by", "colour"], &["eval", "list", "--limit", "many"]] {
+    for command in
+        [&["eval"][..], &["nonsense"], &["eval", "results", "eval_x", "--group-by", "colour"], &["eval", "list", "--limit", "many"]]
+    {
         let ran = stack.rlmesh(command).await?.expect(2)?;
         assert!(ran.stdout.is_empty() && !ran.stderr.is_empty(), "{command:?}: {ran:?}");
     }
     // 3: not found.
-    for command in [&["eval", "get", "eval_00000000000000000000000000"][..], &["clusters", "get", "cl_00000000000000000000000000"], &["models", "get", "nobody"]] {
+    for command in [
+        &["eval", "get", "eval_00000000000000000000000000"][..],
+        &["clusters", "get", "cl_00000000000000000000000000"],
+        &["models", "get", "nobody"],
+    ] {
         let ran = stack.rlmesh(command).await?.expect(3)?;
         assert!(ran.stdout.is_empty() && ran.stderr.starts_with("error: "), "{command:?}: {ran:?}");
     }
@@ -74,7 +85,10 @@ async fn exit_statuses_are_as_documented() -> anyhow::Result<()> {
     }
     // 1: no server.
     let nowhere = format!("http://127.0.0.1:{}", rlm_e2e::stack::free_port()?);
-    let ran = Shell { home: home.path(), url: Some(&nowhere), key: Some(stack.key()) }.run(&tools.program("rlmesh"), &["eval", "list"]).await?.expect(1)?;
+    let ran = Shell { home: home.path(), url: Some(&nowhere), key: Some(stack.key()) }
+        .run(&tools.program("rlmesh"), &["eval", "list"])
+        .await?
+        .expect(1)?;
     assert!(ran.stderr.contains("does not answer") && ran.stdout.is_empty(), "{ran:?}");
     // 8: still pending; 5: cancelled.
     let long = stack.submit(&requests::counter(&tools, &["Follower"], 20_000, 2)).await?;

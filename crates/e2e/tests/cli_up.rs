@@ -27,15 +27,23 @@ impl Local {
 
     /// Starts `rlmesh up` and waits until commands reach it.
     async fn start(&mut self) -> anyhow::Result<()> {
-        // A file that an earlier one left says nothing about this one.
-        let _ = std::fs::remove_file(self.state().join("endpoint.json"));
+        // What an earlier one wrote says nothing about this one.
+        let before = std::fs::metadata(self.log()).map_or(0, |file| file.len());
         let mut command = clean_command(&self.tools.program("rlmesh"));
-        command.arg("up").arg("--state").arg(self.state()).arg("--listen").arg(format!("127.0.0.1:{}", self.port)).arg("--python").arg(&self.tools.python);
+        command
+            .arg("up")
+            .arg("--state")
+            .arg(self.state())
+            .arg("--listen")
+            .arg(format!("127.0.0.1:{}", self.port))
+            .arg("--python")
+            .arg(&self.tools.python);
         command.env("RLMESH_CONFIG_DIR", self.folder.path().join("config")).env("RLMESH_DATA_DIR", self.folder.path().join("data"));
         self.up = Some(Process::start("rlmesh up", &mut command, &self.log())?);
         let (log, up) = (self.log(), &mut self.up);
         for _ in 0..1200 {
-            if self.folder.path().join("state/endpoint.json").exists() {
+            let said = std::fs::read(&log).unwrap_or_default().split_off(usize::try_from(before)?);
+            if String::from_utf8_lossy(&said).contains("RLMesh runs on this machine") {
                 return Ok(());
             }
             anyhow::ensure!(up.as_mut().and_then(Process::ended).is_none(), "rlmesh up ended:\n{}", tail(&log, 30));
@@ -70,9 +78,11 @@ impl Local {
         anyhow::ensure!(below.len() >= 2, "server and agent are not below it: {below:?}");
         up.signal(signal)?;
         let status = up.end(Duration::from_secs(25)).await?;
-        wait_for("the end of everything below rlmesh up", Duration::from_secs(15), || async { Ok(below.iter().all(|one| !runs(one.pid)).then_some(())) })
-            .await
-            .with_context(|| format!("{below:#?}"))?;
+        wait_for("the end of everything below rlmesh up", Duration::from_secs(15), || async {
+            Ok(below.iter().all(|one| !runs(one.pid)).then_some(()))
+        })
+        .await
+        .with_context(|| format!("{below:#?}"))?;
         Ok(status)
     }
 }
@@ -80,7 +90,12 @@ impl Local {
 #[tokio::test(flavor = "multi_thread")]
 async fn up_survives_interrupts_kills_and_restarts_with_an_unfinished_evaluation() -> anyhow::Result<()> {
     let Some(tools) = tools() else { return Ok(()) };
-    let mut local = Local { tools: tools.clone(), folder: tempfile::Builder::new().prefix("rlm-up-").tempdir()?, port: rlm_e2e::stack::free_port()?, up: None };
+    let mut local = Local {
+        tools: tools.clone(),
+        folder: tempfile::Builder::new().prefix("rlm-up-").tempdir()?,
+        port: rlm_e2e::stack::free_port()?,
+        up: None,
+    };
     let outcome = scenario(&mut local).await;
     outcome.with_context(|| format!("the log of rlmesh up ends:\n{}", tail(&local.log(), 60)))
 }
@@ -94,7 +109,10 @@ async fn scenario(local: &mut Local) -> anyhow::Result<()> {
     second_is_refused(local).await?;
     let key = key(&local.state())?;
     assert!(!log.contains(&key), "the key is in the output");
-    assert!(!descendants(local.up.as_ref().context("up")?.id()).iter().any(|one| one.command.iter().any(|part| part.contains("rlm_"))), "a secret is in an argument");
+    assert!(
+        !descendants(local.up.as_ref().context("up")?.id()).iter().any(|one| one.command.iter().any(|part| part.contains("rlm_"))),
+        "a secret is in an argument"
+    );
 
     let request = local.folder.path().join("request.json");
     std::fs::write(&request, requests::counter(&local.tools, &["Follower"], 4_000, 4).to_string())?;
@@ -115,7 +133,10 @@ async fn scenario(local: &mut Local) -> anyhow::Result<()> {
     local.reaches(&id, 1_200).await?;
     for name in ["rlmesh-server", "rlmesh-cluster-agent"] {
         let below = descendants(local.up.as_ref().context("up")?.id());
-        let one = below.iter().find(|one| one.command.first().is_some_and(|program| program.ends_with(name))).with_context(|| format!("{name} does not run"))?;
+        let one = below
+            .iter()
+            .find(|one| one.command.first().is_some_and(|program| program.ends_with(name)))
+            .with_context(|| format!("{name} does not run"))?;
         assert!(rlm_e2e::processes::signal(one, Signal::KILL)?, "{name} ended by itself");
         tokio::time::sleep(Duration::from_millis(500)).await;
     }

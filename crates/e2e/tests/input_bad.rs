@@ -1,8 +1,8 @@
 //! Bad input: a clear error that names the path in the request, all problems at once, status 400, 413 or 422 (the command's
 //! exit status is 2), and nothing stored.
 
-use rlm_e2e::{Options, Stack, Tools, tools};
 use reqwest::Method;
+use rlm_e2e::{Options, Stack, Tools, tools};
 use serde_json::{Value, json};
 
 /// A request in which nothing is wrong.
@@ -45,8 +45,18 @@ fn cases(tools: &Tools) -> Vec<(&'static str, Value, &'static str, &'static str)
         ("/tasks/0/episodes", json!(0), "tasks[0].episodes", "at least 1"),
         ("/tasks/0/episodes", json!(1_000_000_000), "tasks[0].episodes", "at most"),
         ("/tasks/0/seed", json!(4_294_967_295_u64), "tasks[0].seed", "2^32"),
-        ("/models/-", json!({"id": "straight", "entrypoint": "policies:Straight", "pythonPath": folder}), "models[2].id", "another model is called 'straight'"),
-        ("/environments/-", json!({"id": "walks", "entrypoint": "envs:Walks", "pythonPath": folder}), "environments[1].id", "another environment is called 'walks'"),
+        (
+            "/models/-",
+            json!({"id": "straight", "entrypoint": "policies:Straight", "pythonPath": folder}),
+            "models[2].id",
+            "another model is called 'straight'",
+        ),
+        (
+            "/environments/-",
+            json!({"id": "walks", "entrypoint": "envs:Walks", "pythonPath": folder}),
+            "environments[1].id",
+            "another environment is called 'walks'",
+        ),
         ("/tasks/-", task, "tasks[1].taskId", "tasks[0] already"),
         ("/models/-", json!("nobody"), "models[2]", "nobody"),
         ("/tasks/0/env", json!("nowhere"), "tasks[0].env", "no environment 'nowhere'"),
@@ -125,7 +135,9 @@ async fn all_problems_come_at_once() -> anyhow::Result<()> {
     let (status, answer) = stack.request(Method::POST, "/v1/evaluations", Some(&request)).await?;
     assert_eq!(status, 422, "{answer}");
     let found = problems(&answer);
-    for path in ["colour: ", "tasks[0].episodes: ", "models[1].executionHorizon: ", "environments[0].params.gusts: ", "models[0].entrypoint: "] {
+    for path in
+        ["colour: ", "tasks[0].episodes: ", "models[1].executionHorizon: ", "environments[0].params.gusts: ", "models[0].entrypoint: "]
+    {
         assert!(found.iter().any(|problem| problem.starts_with(path)), "{path} is missing: {found:#?}");
     }
     assert!(answer["error"]["message"].as_str().is_some_and(|message| message.contains("5 problems")), "{answer}");
@@ -183,7 +195,14 @@ async fn bodies_and_files_that_are_no_request() -> anyhow::Result<()> {
         let ran = stack.rlmesh(&["eval", "submit", path]).await?.expect(2)?;
         assert!(ran.stderr.contains(text) && ran.stdout.is_empty(), "{ran:?}");
     }
-    let wrong_type = stack.http().post(format!("{}/v1/evaluations", stack.url())).bearer_auth(stack.key()).header("content-type", "text/plain").body("{}").send().await?;
+    let wrong_type = stack
+        .http()
+        .post(format!("{}/v1/evaluations", stack.url()))
+        .bearer_auth(stack.key())
+        .header("content-type", "text/plain")
+        .body("{}")
+        .send()
+        .await?;
     assert_eq!(wrong_type.status().as_u16(), 400);
     nothing_is_stored(&stack).await?;
     stack.end().await
@@ -206,7 +225,8 @@ async fn a_page_of_another_origin_submits_nothing() -> anyhow::Result<()> {
     for headers in foreign {
         // What a page can send without asking first, and what it would ask for.
         for content_type in ["text/plain", "application/json"] {
-            let mut request = stack.http().post(format!("{}/v1/evaluations", stack.url())).bearer_auth(stack.key()).header("content-type", content_type);
+            let mut request =
+                stack.http().post(format!("{}/v1/evaluations", stack.url())).bearer_auth(stack.key()).header("content-type", content_type);
             for (name, value) in headers {
                 let value = if *name == "host" { format!("{value}:{port}") } else { (*value).to_owned() };
                 request = request.header(*name, value);
@@ -214,7 +234,10 @@ async fn a_page_of_another_origin_submits_nothing() -> anyhow::Result<()> {
             let answer = request.body(good.clone()).send().await?;
             let (status, allowed) = (answer.status().as_u16(), answer.headers().contains_key("access-control-allow-origin"));
             let error: Value = serde_json::from_str(&answer.text().await?)?;
-            assert!(status == 403 && error["error"]["code"] == "foreign_origin" && !allowed, "{headers:?} {content_type}: {status} {error}");
+            assert!(
+                status == 403 && error["error"]["code"] == "foreign_origin" && !allowed,
+                "{headers:?} {content_type}: {status} {error}"
+            );
         }
     }
     let asked = stack

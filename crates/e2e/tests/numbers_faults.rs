@@ -48,7 +48,13 @@ async fn kills_change_no_result() -> anyhow::Result<()> {
 }
 
 /// Runs the evaluation under the blows of a seed and compares.
-async fn disturbed(stack: &mut Stack, request: &serde_json::Value, seed: u64, expected: &[String], hits: &mut BTreeMap<Component, u32>) -> anyhow::Result<()> {
+async fn disturbed(
+    stack: &mut Stack,
+    request: &serde_json::Value,
+    seed: u64,
+    expected: &[String],
+    hits: &mut BTreeMap<Component, u32>,
+) -> anyhow::Result<()> {
     let mut request = request.clone();
     request["name"] = format!("schedule {seed}").into();
     let id = stack.submit(&request).await?;

@@ -21,7 +21,14 @@ enum Expect {
     WithoutSuccess,
     /// Cut at the step limit.
     Truncated,
-    Errored { class: &'static str, code: &'static str, message: &'static str, log: &'static str, exit: Option<i64>, rows: Rows },
+    Errored {
+        class: &'static str,
+        code: &'static str,
+        message: &'static str,
+        log: &'static str,
+        exit: Option<i64>,
+        rows: Rows,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,7 +64,16 @@ const ENVIRONMENT: [(&str, Expect); 16] = [
     ("no_success", Expect::WithoutSuccess),
     ("never_ends", Expect::Truncated),
     ("garbage", Expect::Right),
-    ("raise_make", never_starts("environment", "environment_start_failed", "raised while being constructed, as ordered", "RuntimeError: misbehaving environment: raised while being constructed", Some(1))),
+    (
+        "raise_make",
+        never_starts(
+            "environment",
+            "environment_start_failed",
+            "raised while being constructed, as ordered",
+            "RuntimeError: misbehaving environment: raised while being constructed",
+            Some(1),
+        ),
+    ),
     ("exit_make", never_starts("environment", "environment_start_failed", "exited with status 0", "", Some(0))),
 ];
 
@@ -72,12 +88,34 @@ const MODEL: [(&str, Expect); 12] = [
     ("nan_action", errored("model", "model_invalid_action", "NaN", "")),
     ("short_batch", errored("model", "model_error", "batch", "")),
     ("garbage", Expect::Right),
-    ("raise_load", never_starts("model", "model_start_failed", "raised while loading, as ordered", "RuntimeError: misbehaving model: raised while loading", Some(1))),
+    (
+        "raise_load",
+        never_starts(
+            "model",
+            "model_start_failed",
+            "raised while loading, as ordered",
+            "RuntimeError: misbehaving model: raised while loading",
+            Some(1),
+        ),
+    ),
     ("exit_load", never_starts("model", "model_start_failed", "exited with status 0", "", Some(0))),
 ];
 
 fn params(mode: &str) -> Value {
-    let once_per_process = matches!(mode, "raise_make" | "exit_make" | "raise_load" | "exit_load" | "no_success" | "never_ends" | "garbage" | "slow_make" | "slow_load" | "hang_make" | "hang_load");
+    let once_per_process = matches!(
+        mode,
+        "raise_make"
+            | "exit_make"
+            | "raise_load"
+            | "exit_load"
+            | "no_success"
+            | "never_ends"
+            | "garbage"
+            | "slow_make"
+            | "slow_load"
+            | "hang_make"
+            | "hang_load"
+    );
     if once_per_process { json!({"mode": mode, "seconds": 1.5}) } else { json!({"mode": mode, "at": 2, "seconds": 0.3, "seed": BAD}) }
 }
 
@@ -134,7 +172,10 @@ fn check_row(expect: Expect, row: &Value, bad: bool) -> anyhow::Result<()> {
             let text = failure["message"].as_str().unwrap_or_default();
             ensure!(!text.is_empty() && text.contains(message), "the message lacks '{message}': {failure:#}");
             let lines = failure["logLines"].as_array().map_or(&[][..], Vec::as_slice);
-            ensure!(log.is_empty() || lines.iter().any(|line| line.as_str().is_some_and(|line| line.contains(log))), "the last lines lack '{log}': {failure:#}");
+            ensure!(
+                log.is_empty() || lines.iter().any(|line| line.as_str().is_some_and(|line| line.contains(log))),
+                "the last lines lack '{log}': {failure:#}"
+            );
             ensure!(lines.len() <= 200, "{} lines", lines.len());
             let component = failure["component"].as_str().unwrap_or_default();
             ensure!(component.starts_with(if class == "model" { "model-" } else { "env-" }), "blames component '{component}'");
@@ -143,12 +184,20 @@ fn check_row(expect: Expect, row: &Value, bad: bool) -> anyhow::Result<()> {
         }
         Expect::Right | Expect::Errored { .. } => counter::check_follower(row),
         Expect::WithoutSuccess => {
-            let right = row["outcome"] == "scored" && row["reward"].as_f64() == Some(scored.reward) && row["steps"].as_u64() == Some(scored.steps);
+            let right =
+                row["outcome"] == "scored" && row["reward"].as_f64() == Some(scored.reward) && row["steps"].as_u64() == Some(scored.steps);
             ensure!(right && row["success"].is_null(), "a missing flag is null and nothing else: {row}");
             Ok(())
         }
         Expect::Truncated => {
-            ensure!(row["outcome"] == "scored" && row["steps"] == 20 && row["truncated"] == true && row["terminated"] == false && row["success"].is_null(), "not cut at the limit: {row}");
+            ensure!(
+                row["outcome"] == "scored"
+                    && row["steps"] == 20
+                    && row["truncated"] == true
+                    && row["terminated"] == false
+                    && row["success"].is_null(),
+                "not cut at the limit: {row}"
+            );
             Ok(())
         }
     }
@@ -199,10 +248,10 @@ async fn slow_and_endless_starts_and_kills_from_inside() -> anyhow::Result<()> {
     let request = json!({
         "name": "starts",
         "models": [
-            model("good", json!({}), "1m"), model("slow", params("slow_load"), "1m"), model("endless", params("hang_load"), "5s"), model("killed", kill("model"), "1m"),
+            model("good", json!({}), "1m"), model("slow", params("slow_load"), "1m"), model("endless", params("hang_load"), "15s"), model("killed", kill("model"), "1m"),
         ],
         "environments": [
-            env("plain", json!({}), "1m"), env("slow", params("slow_make"), "1m"), env("endless", params("hang_make"), "5s"), env("killed", kill("env"), "1m"),
+            env("plain", json!({}), "1m"), env("slow", params("slow_make"), "1m"), env("endless", params("hang_make"), "15s"), env("killed", kill("env"), "1m"),
         ],
         "tasks": [
             task("plain", "plain", &json!({})), task("slow", "slow", &json!({})), task("endless", "endless", &json!({})), task("killed", "killed", &json!({})),
@@ -221,8 +270,8 @@ async fn slow_and_endless_starts_and_kills_from_inside() -> anyhow::Result<()> {
         ("killed", "plain", Expect::Right),
         ("good", "slow", Expect::Right),
         ("good", "killed", Expect::Right),
-        ("endless", "plain", never_starts("model", "model_start_timeout", "5 s", "hanging, as ordered", None)),
-        ("good", "endless", never_starts("environment", "environment_start_timeout", "5 s", "hanging, as ordered", None)),
+        ("endless", "plain", never_starts("model", "model_start_timeout", "15 s", "hanging, as ordered", None)),
+        ("good", "endless", never_starts("environment", "environment_start_timeout", "15 s", "hanging, as ordered", None)),
     ];
     let mut problems = Vec::new();
     for (model, env, expect) in cells {

@@ -75,7 +75,8 @@ async fn the_sdks_command_previews_submits_waits_lists_gets_and_cancels() -> any
     let refused = sdk(&stack, &["eval", "submit", &broken]).await?;
     assert!(refused.status != 0 && refused.stderr.contains("tasks[0].episodes"), "{refused:?}");
     let (home, url) = stack.shell()?;
-    let stranger = Shell { home: home.path(), url: Some(&url), key: Some("rlm_key_wrong") }.run(&tools.sdk_command(), &["eval", "list"]).await?;
+    let stranger =
+        Shell { home: home.path(), url: Some(&url), key: Some("rlm_key_wrong") }.run(&tools.sdk_command(), &["eval", "list"]).await?;
     assert!(stranger.status != 0 && stranger.stdout.is_empty(), "{stranger:?}");
     stack.end().await
 }

@@ -108,9 +108,13 @@ pub fn bind_error(component: &str, error: &ModelError) -> Failure {
     Failure::new(code, format!("the model can't be adapted to this environment: {text}")).of(component)
 }
 
-/// Whether the SDK's environment server refused what the environment itself returned: its value check names the place.
+/// Whether the SDK's environment server refused what the environment itself returned: its value check names the place, or
+/// says `step failed: ValueError: $.camera: Box value at element 0 is NaN`, `... invalid box value: data is 28 bytes but ...`.
 fn breaks_contract(message: &str) -> bool {
     let message = message.trim_start();
+    if let Some((_, said)) = message.split_once(" failed: ValueError: ") {
+        return ["$: ", "$.", "$[", "invalid box value: "].iter().any(|start| said.starts_with(start));
+    }
     ["observation", "reward", "rewards", "info"].iter().any(|place| {
         message.strip_prefix(place).is_some_and(|rest| rest.starts_with([':', '[', '.', ' ']))
     }) || message.contains("does not conform")
@@ -118,7 +122,7 @@ fn breaks_contract(message: &str) -> bool {
 }
 
 fn breaks_action_space(message: &str) -> bool {
-    message.contains("does not match the action space")
+    message.contains("does not match the action space") || message.contains("-dim model action, got shape (")
 }
 
 fn forgot_adapter(message: &str) -> bool {
@@ -171,6 +175,11 @@ mod tests {
         assert_eq!(env(C::InvalidAction, EnvCall::Reset, "lane").0, FailureCode::Internal);
         assert_eq!(env(C::Internal, EnvCall::Step, "observation: shape [7] is not [4]").0, FailureCode::EnvironmentContract);
         assert_eq!(env(C::Internal, EnvCall::Step, "observationally wrong").0, FailureCode::EnvironmentError);
+        for said in ["$: Box value at element 0 is NaN", "invalid box value: data is 28 bytes but shape and dtype require exactly 16"] {
+            assert_eq!(env(C::Internal, EnvCall::Step, &format!("step failed: ValueError: {said}")).0, FailureCode::EnvironmentContract);
+            assert_eq!(env(C::Internal, EnvCall::Reset, &format!("reset failed: ValueError: {said}")).0, FailureCode::EnvironmentContract);
+        }
+        assert_eq!(env(C::Internal, EnvCall::Step, "step failed: ValueError: no such door").0, FailureCode::EnvironmentError);
     }
 
     #[test]
@@ -185,6 +194,7 @@ mod tests {
             (C::Internal, "x", FailureCode::ModelError, ModelRemedy::None),
             (C::Internal, "model env adapter was not resolved", FailureCode::ConnectionLost, ModelRemedy::Bind),
             (C::Internal, "model action for lane 0 does not match the action space: x", FailureCode::ModelInvalidAction, ModelRemedy::None),
+            (C::Internal, "model error: expected 1-dim model action, got shape (5,)", FailureCode::ModelInvalidAction, ModelRemedy::None),
             (C::Cancelled, "x", FailureCode::ConnectionLost, ModelRemedy::Reconnect),
             (C::Closed, "x", FailureCode::ConnectionLost, ModelRemedy::Reconnect),
         ] {

@@ -206,7 +206,11 @@ impl HubSettings {
             let opened = tokio::select! {
                 opened = ModelStream::connect(MODEL, &address, 1024, &self.tuning) => opened,
                 () = serving.refuse_calls(inbox) => return Ok(()),
-                () = self.agent.components.gone(MODEL, ready.attempt) => Err(OpenError::Later("the model ended before it could be used".to_owned())),
+                () = self.agent.components.gone(MODEL, ready.attempt) => {
+                    *fruitless += 1;
+                    let unsaid = || Failure::new(FailureCode::ConnectionLost, "the model was replaced; the agent did not say why").of(MODEL);
+                    return Err(self.agent.components.verdict(MODEL, ready.attempt, std::time::Duration::ZERO).await.unwrap_or_else(unsaid));
+                }
             };
             let stream = match opened {
                 Ok(stream) => stream,

@@ -81,7 +81,11 @@ impl Pod {
         loop {
             let opened = tokio::select! {
                 opened = self.open(name, &address, ready) => opened,
-                () = self.setting.agent.components.gone(name, ready.attempt) => Err(OpenError::Later("it ended before a session was open".to_owned())),
+                () = self.setting.agent.components.gone(name, ready.attempt) => {
+                    *fruitless += 1;
+                    let unsaid = || Failure::new(FailureCode::ConnectionLost, "it was replaced; the agent did not say why").of(name);
+                    return Attempt::Over(self.verdict(name, ready, Duration::ZERO).await.unwrap_or_else(unsaid));
+                }
                 () = self.stop.cancelled() => return Attempt::End(PodEnd::Stopped),
             };
             let mut session = match opened {

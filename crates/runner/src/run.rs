@@ -124,14 +124,10 @@ impl Driver {
             progress_timeout: Duration::from_millis(self.spec.limits.progress_timeout_ms.max(1)),
         });
         let reporter = self.report_regularly();
-        let work = self.bindings(&hub);
         let failure = tokio::select! {
-            () = work => None,
-            failure = model_failed(&hub) => Some(failure),
-            () = self.agent.cancel.cancelled() => {
-                let reason = self.agent.cancel_reason().unwrap_or_else(|| "no reason given".to_owned());
-                Some(Failure::new(FailureCode::Cancelled, format!("the run was cancelled: {reason}")))
-            }
+            biased;
+            complete = self.bindings(&hub) => if complete { None } else { Some(self.interruption(&hub).await) },
+            failure = self.interruption(&hub) => Some(failure),
         };
         self.stop.cancel();
         reporter.abort();
@@ -141,6 +137,17 @@ impl Driver {
         // The hub says goodbye to the adapters, unless it is stuck.
         let _ = tokio::time::timeout(self.tuning.goodbye, hub_task).await;
         failure
+    }
+
+    /// Returns when the run can't go on, with the reason.
+    async fn interruption(&self, hub: &Hub) -> Failure {
+        tokio::select! {
+            failure = model_failed(hub) => failure,
+            () = self.agent.cancel.cancelled() => {
+                let reason = self.agent.cancel_reason().unwrap_or_else(|| "no reason given".to_owned());
+                Failure::new(FailureCode::Cancelled, format!("the run was cancelled: {reason}"))
+            }
+        }
     }
 
     fn report_metrics(&self) {
@@ -174,14 +181,18 @@ impl Driver {
         })
     }
 
-    async fn bindings(&self, hub: &Hub) {
+    /// Runs all rows. False when it had to stop before each had an outcome.
+    async fn bindings(&self, hub: &Hub) -> bool {
         let with_rows: BTreeSet<u32> = self.plan.rows.iter().filter(|block| block.count > 0).filter_map(|block| Some(self.spec.tasks.get(block.task as usize)?.binding)).collect();
         for binding in with_rows {
-            self.binding(hub, binding).await;
+            if !self.binding(hub, binding).await {
+                return false;
+            }
         }
+        true
     }
 
-    async fn binding(&self, hub: &Hub, binding: u32) {
+    async fn binding(&self, hub: &Hub, binding: u32) -> bool {
         let retries = Retries { counted: self.spec.limits.environment_crash_retries, uncounted: self.tuning.infrastructure_retries };
         let of_binding = |task: u32| self.spec.tasks.get(task as usize).is_some_and(|task| task.binding == binding);
         let rows = Rows::new(&self.plan.rows, of_binding, self.plan.attempt_base, retries);
@@ -191,7 +202,7 @@ impl Driver {
         loop {
             self.book.spread(spread);
             match self.with_processes(hub, binding, spread, &board).await {
-                Outcome::Done => return,
+                Outcome::Done => return board.open() == 0,
                 Outcome::OneLane if spread.lanes_per_pod > 1 => {
                     self.book.warn(format!("the environment can't be served as {} lanes of one process; one process per lane is used", spread.lanes_per_pod));
                     spread = chosen.one_lane_each(self.cores);
@@ -199,11 +210,11 @@ impl Driver {
                 Outcome::OneLane => {
                     let message = "the environment serves a vector in lockstep even with one environment per process, so rows can't be run with their seeds";
                     board.close(&Failure::new(FailureCode::Unsupported, message)).await;
-                    return;
+                    return true;
                 }
                 Outcome::Hopeless(failure) => {
                     board.close(&failure).await;
-                    return;
+                    return true;
                 }
             }
         }

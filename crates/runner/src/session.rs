@@ -38,6 +38,9 @@ const QUICK_STEP: Duration = Duration::from_millis(4);
 /// While they go apart, every so many rounds the joint request is tried again.
 const TRY_AGAIN: u32 = 64;
 
+/// Id of the request that ends a session.
+const CLOSE: &str = "close";
+
 /// What a session needs to know of its run.
 pub(crate) struct Setting {
     pub agent: Agent,
@@ -484,9 +487,16 @@ impl<'a> Session<'a> {
 
     /// Says goodbye to the server; best effort.
     pub async fn close(&mut self) {
-        let request = wire::JoinRequest { kind: Some(Request::Close(wire::CloseEnvsRequest { reason: "the run is done with this environment".to_owned() })), request_id: "close".to_owned() };
+        let request = wire::JoinRequest { kind: Some(Request::Close(wire::CloseEnvsRequest { reason: "the run is done with this environment".to_owned() })), request_id: CLOSE.to_owned() };
         if self.stream.requests.try_send(request).is_ok() {
-            let _ = tokio::time::timeout(self.setting.tuning.goodbye, async { while let Ok(Some(_)) = self.stream.responses.message().await {} }).await;
+            let answer = async {
+                while let Ok(Some(answer)) = self.stream.responses.message().await {
+                    if answer.request_id == CLOSE {
+                        return;
+                    }
+                }
+            };
+            let _ = tokio::time::timeout(self.setting.tuning.goodbye, answer).await;
         }
     }
 }

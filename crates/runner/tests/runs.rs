@@ -316,7 +316,7 @@ fn random_kills_change_no_number() {
         let mut spec = run_spec(lanes, per_pod, vec![task(0, None), task(1, None)]);
         spec.model.execution_horizon = 1 + u32::try_from(schedule % 3).unwrap();
         let horizon = spec.model.execution_horizon;
-        let agent = Agent::new(spec, blocks.to_vec(), |_, lanes| EnvSettings { step_time: Duration::from_micros(100), ..EnvSettings::new(lanes) }, ModelSettings::default());
+        let agent = Agent::new(spec, blocks.to_vec(), |_, lanes| EnvSettings::new(lanes), ModelSettings::default());
         let running = {
             let agent = agent.clone();
             std::thread::spawn(move || agent.run(Tuning { infrastructure_retries: 1000, ..tuning() }))
@@ -324,7 +324,7 @@ fn random_kills_change_no_number() {
         let mut random = mix(schedule);
         for _ in 0..10 {
             random = mix(random);
-            std::thread::sleep(Duration::from_millis(10 + random % 120));
+            std::thread::sleep(Duration::from_millis(3 + random % 40));
             if running.is_finished() {
                 break;
             }

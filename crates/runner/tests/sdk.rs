@@ -157,7 +157,7 @@ fn the_release_candidate_is_driven() {
     let address = |name: &str| format!("unix://{}/{name}.sock", folder.path().display());
     let model = Server::start(&python, "quickstart", "policies:Balancer", None, "{}", &address("model"));
     let env = Server::start(&python, "quickstart", "envs:CartPole", Some(1), "{}", &address("env"));
-    let agent = agent(run_spec(4, None, vec![task(0, Some(50))]), 4, &env, &model);
+    let agent = agent(run_spec(1, None, vec![task(0, Some(50))]), 4, &env, &model);
     agent.run(tuning()).unwrap();
     assert_eq!(agent.done().unwrap().failure, None);
     assert_eq!(scores(&agent).len(), 4);

@@ -7,6 +7,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::cells::{Cells, watch};
 use crate::app::definitions::Probes;
+use crate::app::evaluations;
 use crate::app::events::Events;
 use crate::app::identity::{self, Identity};
 use crate::app::scheduler;
@@ -59,6 +60,7 @@ impl AppState {
     pub fn start_tasks(&self, stop: &CancellationToken) -> TaskTracker {
         let tasks = TaskTracker::new();
         tasks.spawn(identity::sweep(self.clone(), stop.clone()));
+        tasks.spawn(evaluations::sweep(self.clone(), stop.clone()));
         tasks.spawn(watch::run(self.clone(), stop.clone()));
         tasks.spawn(scheduler::run(self.clone(), stop.clone()));
         tasks

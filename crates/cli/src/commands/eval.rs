@@ -124,16 +124,16 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
         }
         Eval::Logs { id, component, run, tail } => {
             let client = Client::new(target)?;
-            let mut query = format!("/logs?tail={tail}");
+            let mut query = format!("/logs?tailLines={tail}");
             query.extend(component.iter().map(|component| format!("&component={}", encode(component))));
             query.extend(run.iter().map(|run| format!("&run={}", encode(run))));
             let logs = client.get(&path(&id, &query)).await?;
             if output.format != Format::Table {
-                output.item(&logs, &[], "evaluation")?;
+                output.item(&logs, &[], "run")?;
                 return Ok(ExitCode::SUCCESS);
             }
-            for file in logs["items"].as_array().into_iter().flatten() {
-                print(&format!("==> {} {} attempt {} <==\n{}\n", text(&file["run"]), text(&file["component"]), text(&file["attempt"]), text(&file["text"])))?;
+            for file in logs["files"].as_array().into_iter().flatten() {
+                print(&format!("==> {} {} attempt {} <==\n{}\n", text(&logs["run"]), text(&file["component"]), text(&file["attempt"]), text(&file["text"])))?;
             }
             Ok(ExitCode::SUCCESS)
         }

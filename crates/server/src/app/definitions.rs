@@ -26,7 +26,8 @@ use crate::app::cells::Described;
 use crate::state::AppState;
 use crate::store::definitions::{DefinitionKind, DefinitionRow};
 
-/// A probe imports the user's code, which may import a deep-learning framework. Clients wait 30 s for an answer.
+/// For all probes of one request. A probe imports the user's code, which may import a deep-learning framework; clients wait
+/// 30 s for an answer.
 const PROBE: Duration = Duration::from_secs(20);
 /// Preview and submission follow each other closely; files that were edited since are read again soon.
 const PROBE_KEPT: Duration = Duration::from_secs(15);
@@ -128,12 +129,16 @@ async fn probing_cell(state: &AppState, organization: OrganizationId, pinned: Op
         .map(|cell| cell.id))
 }
 
-async fn probe(state: &AppState, organization: OrganizationId, cell: ClusterId, definition: &Definition) -> Result<Described, Error> {
+async fn probe(state: &AppState, organization: OrganizationId, cell: ClusterId, definition: &Definition, until: Instant) -> Result<Described, Error> {
     let key = format!("{organization} {cell} {}", knowledge_key(definition));
     if let Some(described) = state.probes.get(&key) {
         return Ok(described);
     }
-    let described = state.cells.describe(cell, definition, PROBE).await?;
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(Error::new(Code::DeadlineExceeded, "describing the others took too long"));
+    }
+    let described = state.cells.describe(cell, definition, left).await?;
     state.probes.put(key, described.clone());
     Ok(described)
 }
@@ -187,9 +192,10 @@ impl Registry {
         }
         let Some(cell) = probing_cell(state, organization, pinned).await? else { return Ok(registry) };
         let distinct: BTreeMap<String, Definition> = to_probe.into_iter().map(|one| (knowledge_key(&one).to_string(), one)).collect();
+        let until = Instant::now() + PROBE;
         let answers: Vec<(Definition, Result<Described, Error>)> = futures::stream::iter(distinct.into_values())
             .map(|definition| async move {
-                let answer = probe(state, organization, cell, &definition).await;
+                let answer = probe(state, organization, cell, &definition, until).await;
                 (definition, answer)
             })
             .buffered(PROBES_AT_ONCE)
@@ -210,8 +216,10 @@ impl Registry {
             Ok(Described::Document(document)) => self.described.push((knowledge_key(definition), document)),
             Ok(Described::Failed(failure)) => match failure.class {
                 FailureClass::User | FailureClass::Model | FailureClass::Environment => {
-                    let last = failure.log_lines.last().map_or_else(String::new, |line| format!(" ({line})"));
-                    let message = if failure.message.contains(last.trim()) { failure.message } else { format!("{}{last}", failure.message) };
+                    let message = match failure.log_lines.iter().rev().find(|line| !line.trim().is_empty()) {
+                        Some(line) if !failure.message.contains(line.trim()) => format!("{} ({})", failure.message, line.trim()),
+                        _ => failure.message,
+                    };
                     self.problems.push(Problem::new(format!("{list}[{}].entrypoint", item(request, list, id)), message));
                 }
                 FailureClass::Infrastructure | FailureClass::Platform => {
@@ -297,7 +305,7 @@ pub async fn register(
                 && entrypoint(&checked).is_some()
                 && let Some(cell) = probing_cell(state, caller.organization_id, None).await?
             {
-                match probe(state, caller.organization_id, cell, &checked).await {
+                match probe(state, caller.organization_id, cell, &checked, Instant::now() + PROBE).await {
                     Ok(Described::Document(document)) => {
                         problems.extend(check(kind, &definition, Some(document.clone())).err().into_iter().flatten());
                         describe = Some(document);

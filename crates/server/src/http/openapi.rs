@@ -57,9 +57,11 @@ fn complete(mut document: OpenApi) -> OpenApi {
     components.schemas.insert("ErrorBody".to_owned(), ErrorBody::schema());
     components.schemas.insert("ErrorDetail".to_owned(), ErrorDetail::schema());
     for item in document.paths.paths.values_mut() {
-        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
-        for operation in operations.into_iter().flatten() {
-            for (status, meaning) in possible_errors(operation) {
+        let reads = [(&mut item.get, false)];
+        let changes = [&mut item.put, &mut item.post, &mut item.delete, &mut item.patch].map(|operation| (operation, true));
+        for (operation, changes) in reads.into_iter().chain(changes) {
+            let Some(operation) = operation else { continue };
+            for (status, meaning) in possible_errors(operation, changes) {
                 operation.responses.responses.entry(status.to_owned()).or_insert_with(|| {
                     RefOr::T(ResponseBuilder::new().description(meaning).content("application/json", error_content()).build())
                 });
@@ -81,7 +83,7 @@ fn error_content() -> Content {
     Content::new(Some(Ref::from_schema_name("ErrorBody")))
 }
 
-fn possible_errors(operation: &Operation) -> Vec<(&'static str, &'static str)> {
+fn possible_errors(operation: &Operation, changes: bool) -> Vec<(&'static str, &'static str)> {
     let mut errors = vec![
         ("400", "the request can't be read, or names an unknown parameter"),
         ("403", "a page of another origin asks, or the caller lacks the scope"),
@@ -90,6 +92,9 @@ fn possible_errors(operation: &Operation) -> Vec<(&'static str, &'static str)> {
     ];
     if operation.security.as_ref().is_some_and(|security| !security.is_empty()) {
         errors.push(("401", "not signed in, or the credential is malformed, unknown, expired or revoked"));
+        if changes {
+            errors.push(("409", "the thing is in a state that does not allow this, or one of this name exists"));
+        }
     }
     let mut parameters = operation.parameters.iter().flatten();
     if parameters.any(|parameter| matches!(parameter, RefOr::T(parameter) if parameter.parameter_in == ParameterIn::Path)) {

@@ -2,7 +2,7 @@
 //! A client's own id is not taken over: it would let a caller write into the log.
 
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument;
@@ -38,6 +38,7 @@ pub async fn layer(request: Request, next: Next) -> Response {
         response
     };
     let mut response = REQUEST_ID.scope(id.clone(), future.instrument(span)).await;
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(HEADER, value);
     }

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::ConnectInfo;
-use axum::extract::Request;
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request};
+use axum::http::header;
+use axum::response::Response;
+use futures::StreamExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -48,7 +51,8 @@ pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken, 
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY could not be set");
         }
-        let service = app.clone().map_request(move |request: Request<Incoming>| with_peer(request, peer));
+        let ending = stop.clone();
+        let service = app.clone().map_response(move |response| ends_with(response, ending.clone())).map_request(move |request: Request<Incoming>| with_peer(request, peer));
         let mut builder = Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
         builder
@@ -72,7 +76,16 @@ pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken, 
     }
 }
 
-fn with_peer(mut request: Request<Incoming>, peer: SocketAddr) -> Request<axum::body::Body> {
+/// An event stream would go on for ever: it ends when the server stops, and its client comes back with the last event's id.
+fn ends_with(response: Response, stop: CancellationToken) -> Response {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
+        return response;
+    }
+    response.map(|body| Body::from_stream(body.into_data_stream().take_until(stop.cancelled_owned())))
+}
+
+fn with_peer(mut request: Request<Incoming>, peer: SocketAddr) -> Request<Body> {
     request.extensions_mut().insert(ConnectInfo(peer));
-    request.map(axum::body::Body::new)
+    request.map(Body::new)
 }

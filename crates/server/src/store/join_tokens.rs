@@ -124,6 +124,18 @@ fn credential(row: &AnyRow) -> Result<CredentialRow, StoreError> {
 }
 
 impl Store {
+    /// The cluster of a token.
+    pub async fn join_token_cluster(&self, hash: &str) -> Result<Option<ClusterId>, StoreError> {
+        let row = sqlx::query("SELECT cluster_id FROM join_tokens WHERE hash = $1")
+            .bind(hash.to_owned())
+            .fetch_optional(self.read())
+            .await
+            .attempt("look a join token up")?;
+        let Some(row) = row else { return Ok(None) };
+        let id: String = column(&row, 0)?;
+        Ok(Some(parsed("join_tokens", "cluster_id", &id, &id, |text| text.parse().ok())?))
+    }
+
     /// Newest first, at most 100.
     pub async fn join_tokens(&self, cluster: ClusterId) -> Result<Vec<JoinToken>, StoreError> {
         let rows = sqlx::query(AssertSqlSafe(format!("SELECT {TOKEN} FROM join_tokens WHERE cluster_id = $1 ORDER BY id DESC LIMIT 100")))
@@ -186,18 +198,6 @@ impl Write {
         .await
         .attempt("supersede join tokens")?;
         Ok(())
-    }
-
-    /// The cluster of a token, without a lock: clusters are locked before their tokens.
-    pub async fn join_token_cluster(&mut self, hash: &str) -> Result<Option<ClusterId>, StoreError> {
-        let row = sqlx::query("SELECT cluster_id FROM join_tokens WHERE hash = $1")
-            .bind(hash.to_owned())
-            .fetch_optional(&mut *self.tx)
-            .await
-            .attempt("look a join token up")?;
-        let Some(row) = row else { return Ok(None) };
-        let id: String = column(&row, 0)?;
-        Ok(Some(parsed("join_tokens", "cluster_id", &id, &id, |text| text.parse().ok())?))
     }
 
     /// The token with this hash, under a lock that lasts until the transaction ends.

@@ -146,4 +146,25 @@ impl Write {
             .attempt("note why a run waits")?;
         Ok(done.rows_affected() > 0)
     }
+
+    /// A generation of a run that was given out and is not known here (a restored database): the next one is above it, and a
+    /// lease below it is none any more. The run's evaluation, when this changed something.
+    pub async fn raise_generation(&mut self, run: RunId, organization: OrganizationId, generation: u64) -> Result<Option<EvaluationId>, StoreError> {
+        let id = run.to_string();
+        let row = sqlx::query(
+            "UPDATE runs SET generation = $3, cluster_id = CASE WHEN state IN ('leased', 'running') THEN NULL ELSE cluster_id END,
+             leased_at = CASE WHEN state IN ('leased', 'running') THEN NULL ELSE leased_at END,
+             state = CASE WHEN state IN ('leased', 'running') THEN 'queued' ELSE state END
+             WHERE id = $1 AND organization_id = $2 AND generation < $3 RETURNING evaluation_id",
+        )
+        .bind(id.clone())
+        .bind(organization.to_string())
+        .bind(signed(generation))
+        .fetch_optional(&mut *self.tx)
+        .await
+        .attempt("raise a run's generation")?;
+        let Some(row) = row else { return Ok(None) };
+        let evaluation: String = column(&row, 0)?;
+        Ok(Some(parsed("runs", "evaluation_id", &id, &evaluation, |text| text.parse().ok())?))
+    }
 }

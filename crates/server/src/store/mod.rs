@@ -96,6 +96,7 @@ impl<T> Attempt<T> for Result<T, sqlx::Error> {
 pub struct Store {
     readers: AnyPool,
     writer: AnyPool,
+    sqlite: bool,
 }
 
 /// A write in progress; dropped without [`Write::commit`] it changes nothing.
@@ -141,11 +142,12 @@ impl Store {
             let writer = options(1).connect(&url).await.attempt("be opened")?;
             (writer, options(4).connect(&url).await.attempt("be opened")?)
         } else {
-            let pool = options(16).connect(url).await.attempt("be opened")?;
-            (pool.clone(), pool)
+            // Apart, so that a transaction which reads beside itself never waits for one that waits for it.
+            let writer = options(12).connect(url).await.attempt("be opened")?;
+            (writer, options(12).connect(url).await.attempt("be opened")?)
         };
         migrations::migrator().run(&writer).await?;
-        Ok(Self { readers, writer })
+        Ok(Self { readers, writer, sqlite })
     }
 
     /// The pool for reads outside a transaction.
@@ -155,7 +157,9 @@ impl Store {
 
     /// Begins a write transaction.
     pub async fn write(&self) -> Result<Write, StoreError> {
-        let tx = self.writer.begin().await.attempt("begin a transaction")?;
+        // At once the writer: a transaction that reads first could not become it once another process wrote.
+        let begun = if self.sqlite { self.writer.begin_with("BEGIN IMMEDIATE").await } else { self.writer.begin().await };
+        let tx = begun.attempt("begin a transaction")?;
         Ok(Write { tx })
     }
 

@@ -75,7 +75,7 @@ fn evaluation_routes() -> Vec<Route> {
     let one = "/v1/evaluations/{id}";
     let mut routes = vec![
         route(post.clone(), "/v1/evaluation-previews", Needs(EvaluationsRead), empty()),
-        route(post.clone(), "/v1/evaluation-imports", Needs(EvaluationsWrite), empty()),
+        route(post.clone(), "/v1/evaluations/imports", Needs(EvaluationsWrite), empty()),
         route(get.clone(), "/v1/evaluations", Needs(EvaluationsRead), None),
         route(post.clone(), "/v1/evaluations", Needs(EvaluationsWrite), empty()),
         route(get.clone(), one, Needs(EvaluationsRead), None),

@@ -259,7 +259,6 @@ async fn a_browser_switches_its_organization() {
     let user = TestUser {
         id: me["subject"]["id"].as_str().unwrap().parse().unwrap(),
         organization: other.organization,
-        email: String::new(),
     };
     let cookie = format!("rlmesh_session={}", browser.cookie.clone().unwrap());
     let switch = |id: String| {

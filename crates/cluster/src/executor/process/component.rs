@@ -29,7 +29,7 @@ pub struct Attempt {
 #[derive(Debug)]
 pub enum Happened {
     Ready { address: String },
-    /// None: it was asked to end.
+    /// Also with the last output of one that was asked to end. None: there was no process.
     Ended { failure: Option<Failure> },
 }
 
@@ -76,6 +76,11 @@ pub async fn run(attempt: Attempt, launcher: Launcher, stop: Stop, news: mpsc::S
     say(Happened::Ended { failure }).await;
 }
 
+/// For whoever asked: who is to blame is theirs to know, and the last output (of what hung, say) comes with it.
+fn asked(attempt: &Attempt) -> Failure {
+    Failure::new(FailureCode::ProcessKilled, format!("{} was ended as asked", attempt.name)).of(&attempt.name)
+}
+
 /// Output that came after the end was seen belongs to the failure too.
 fn with_last_lines(failure: Failure, child: &Child) -> Failure {
     Failure { log_lines: child.last_lines(), ..failure }
@@ -96,7 +101,7 @@ async fn process<F: Future<Output = ()>>(attempt: &Attempt, child: &mut Child, s
         biased;
         () = stop.stop.cancelled() => {
             child.stop(&stop.hurry).await;
-            return None;
+            return Some(asked(attempt));
         }
         ended = child.ended() => Some(ended),
         () = serving(&address) => None,
@@ -114,7 +119,7 @@ async fn process<F: Future<Output = ()>>(attempt: &Attempt, child: &mut Child, s
                 biased;
                 () = stop.stop.cancelled() => {
                     child.stop(&stop.hurry).await;
-                    return None;
+                    return Some(asked(attempt));
                 }
                 ended = child.ended() => (ended, true),
             }

@@ -160,7 +160,12 @@ impl<R: Recipes> Components<R> {
                 self.map.remove(&news.name);
                 Vec::new()
             }
-            (Happened::Ended { .. }, State::Ending(_, Then::Restart)) => self.start(&news.name),
+            (Happened::Ended { failure }, State::Ending(_, Then::Restart)) => {
+                component.failure = failure;
+                let mut messages: Vec<v1::Component> = self.message(&news.name).into_iter().collect();
+                messages.extend(self.start(&news.name));
+                messages
+            }
             (Happened::Ended { failure: Some(failure) }, State::Starting(_) | State::Ready(..)) => {
                 tracing::warn!(component = %news.name, attempt = news.attempt, code = failure.code.as_str(), message = %failure.message, "component ended");
                 let after = after_exit(failure.code, component.starts);
@@ -183,15 +188,17 @@ impl<R: Recipes> Components<R> {
         }
     }
 
-    /// Replaces the component if `attempt` is its current one.
+    /// Replaces the component if `attempt` is its current one. Said once it has ended, with its last output.
     pub fn restart(&mut self, name: &str, attempt: u32) -> Vec<v1::Component> {
         let Some(component) = self.map.get_mut(name).filter(|component| component.attempt == attempt) else { return Vec::new() };
         match &mut component.state {
             State::Starting(stop) | State::Ready(stop, _) => {
+                // It hangs or is broken: no reason to be patient with it.
+                stop.hurry.cancel();
                 stop.stop.cancel();
                 component.failure = None;
                 component.state = State::Ending(stop.clone(), Then::Restart);
-                self.message(name).into_iter().collect()
+                Vec::new()
             }
             State::Ending(_, then) => {
                 *then = Then::Restart;

@@ -2,7 +2,8 @@
 //! acknowledged only once durable; while they are being stored nothing more is read, so that a fast agent waits instead of
 //! filling memory.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -67,7 +68,6 @@ where
         cluster = %agent.cluster, name = agent.cluster_name, generation = session.live.session_generation, instance = session.instance_id,
         version = hello.versions.as_ref().map_or("", |versions| versions.agent.as_str()), "an agent connected"
     );
-    state.cells.wake();
     let ended = session.run(&state, &hello, &mut inbound).await;
     state.cells.leave(&session.live);
     match ended {
@@ -98,7 +98,12 @@ enum End {
 
 struct Session {
     live: Arc<Live>,
+    organization: OrganizationId,
     instance_id: String,
+    /// Records up to here were acknowledged once; above the durable position they come again, from before a restore.
+    replayed_until: u64,
+    /// Leases that the agent did not name, while what comes again may still tell of their end.
+    unnamed: Vec<Held>,
     /// What was stored last, so that a heartbeat that says nothing new is not written.
     stored: Stored,
 }
@@ -150,8 +155,16 @@ impl Session {
             credential_ends: AtomicI64::new(agent.retires_at.unwrap_or(i64::MAX)),
             pending: Pending::default(),
             cancels: Mutex::default(),
+            caught_up: AtomicBool::new(false),
         });
-        let session = Self { live, instance_id: hello.instance_id.clone(), stored: Stored { seen_at: now_ms, ..Stored::default() } };
+        let mut session = Self {
+            live,
+            organization: agent.organization,
+            instance_id: hello.instance_id.clone(),
+            replayed_until: hello.acknowledged,
+            unnamed: Vec::new(),
+            stored: Stored { seen_at: now_ms, ..Stored::default() },
+        };
         let welcome = session.prepare(state, hello, admission).await?;
         session.deliver(welcome).await.map_err(|()| Error::new(Code::Unavailable, "the agent does not read what is sent to it"))?;
         if !cells.enter(&session.live) {
@@ -166,16 +179,18 @@ impl Session {
     }
 
     /// Brings leases in line with the agent, and says what it has to know first.
-    async fn prepare(&self, state: &AppState, hello: &v1::Hello, admission: Admission) -> Result<server_message::Message, Error> {
+    async fn prepare(&mut self, state: &AppState, hello: &v1::Hello, admission: Admission) -> Result<server_message::Message, Error> {
         let cluster = self.live.cluster;
         let durable = state.store.durable_position(cluster, &self.instance_id).await?;
-        if hello.acknowledged > durable {
+        let replays = hello.acknowledged > durable;
+        if replays {
             tracing::warn!(
                 %cluster, durable, acknowledged = hello.acknowledged, epoch = hello.epoch,
                 "records that were acknowledged once are not here (a restored database?); the agent is asked for them again"
             );
         }
         let held = held(hello);
+        scheduler::leases::were_given_out(state, self.organization, &held).await?;
         for run in state.store.runs_of_cluster(cluster).await? {
             let known = held.contains(&(run.id, run.generation));
             match (admission, run.cancel_requested, known) {
@@ -183,8 +198,13 @@ impl Session {
                 (Admission::Replaces, true, _) | (Admission::Welcome, true, false) => {
                     scheduler::leases::cancel(state, run.id, run.generation).await?;
                 }
-                (Admission::Replaces, false, _) => scheduler::leases::give_up(state, run.id, run.generation).await?,
-                (Admission::Welcome, false, _) | (Admission::Welcome, true, true) => {}
+                // Records that come again may tell of the run's end.
+                (Admission::Welcome, false, false) if replays => self.unnamed.push((run.id, run.generation)),
+                // It never got the assignment, or knows of the end and this database does not.
+                (Admission::Replaces, false, _) | (Admission::Welcome, false, false) => {
+                    scheduler::leases::give_up(state, run.id, run.generation).await?;
+                }
+                (Admission::Welcome, _, true) => {}
             }
         }
         let row = state.store.cluster(cluster).await?;
@@ -230,6 +250,8 @@ impl Session {
         if let Err(end) = self.catch_up(state, hello).await {
             return end;
         }
+        self.live.caught_up.store(true, Ordering::Release);
+        state.cells.wake();
         // Held over when a batch of records met another message.
         let mut next: Option<AgentMessage> = None;
         loop {
@@ -271,12 +293,13 @@ impl Session {
         }
     }
 
-    /// What the agent does not know yet: leased runs, cancellations, new values of its credentials.
+    /// What the agent does not know yet: runs leased while the session began, cancellations, new values of its credentials.
     async fn catch_up(&self, state: &AppState, hello: &v1::Hello) -> Result<(), End> {
         let slow = || End::ByAgent("it does not read what is sent to it".to_owned());
         let runs = state.store.runs_of_cluster(self.live.cluster).await.map_err(|error| self.failed(&error))?;
         let leased: Vec<Held> = runs.iter().filter(|run| !run.cancel_requested).map(|run| (run.id, run.generation)).collect();
-        for (run, generation) in link::unknown_to_agent(&leased, &held(hello)) {
+        let known: Vec<Held> = held(hello).into_iter().chain(self.unnamed.iter().copied()).collect();
+        for (run, generation) in link::unknown_to_agent(&leased, &known) {
             match scheduler::leases::assignment(state, run, generation).await {
                 Ok(Some(assign)) => self.deliver(server_message::Message::Assign(assign)).await.map_err(|()| slow())?,
                 Ok(None) => {}
@@ -304,8 +327,19 @@ impl Session {
     }
 
     async fn store_records(&mut self, state: &AppState, records: Vec<Record>) -> Result<(), End> {
+        if records.first().is_some_and(|first| first.sequence <= self.replayed_until) {
+            let given: BTreeSet<Held> =
+                records.iter().filter_map(|record| Some((record.run_id.parse::<RunId>().ok()?, record.generation))).collect();
+            let given: Vec<Held> = given.into_iter().collect();
+            scheduler::leases::were_given_out(state, self.organization, &given).await.map_err(|error| self.failed(&error))?;
+        }
         let durable = ingest::records(state, &self.live.cluster, &self.instance_id, records).await.map_err(|error| self.failed(&error))?;
         self.live.seen(state.clock.now_ms());
+        if durable >= self.replayed_until {
+            for (run, generation) in std::mem::take(&mut self.unnamed) {
+                scheduler::leases::give_up(state, run, generation).await.map_err(|error| self.failed(&error))?;
+            }
+        }
         self.deliver(server_message::Message::Ack(v1::Ack { durable }))
             .await
             .map_err(|()| End::ByAgent("it does not read acknowledgements".to_owned()))?;

@@ -1,6 +1,7 @@
 //! What time does to agents' links: silence becomes *disconnected*, a replaced credential ends its session. By the server's
 //! clock; the control plane's own downtime never counts against an agent.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use rlm_core::ids::ClusterId;
 use tokio_util::sync::CancellationToken;
 
 use super::link::{Last, is_connected};
-use super::Ending;
+use super::{Ending, Live};
 use crate::config::millis;
 use crate::state::AppState;
 use crate::store::StoreError;
@@ -87,26 +88,28 @@ async fn look(state: &AppState) -> Result<(), StoreError> {
     }
     let after = millis(state.config.timings.disconnected_after);
     let since = state.cells.listening_since();
-    let mut lost: Vec<(ClusterId, i64)> = Vec::new();
+    let mut lost: Vec<(ClusterId, i64, Option<Arc<Live>>)> = Vec::new();
     for (cluster, stored) in state.store.connected_clusters().await? {
-        let seen = state.cells.last_seen(cluster).map_or(stored, |heard| heard.max(stored));
+        let live = state.cells.get(cluster);
+        let seen = live.as_ref().map_or(stored, |live| live.last_seen().max(stored));
         let last = Last { instance_id: None, last_seen_at: Some(seen), disconnected_at: None };
         if !is_connected(last, since, now_ms, after) {
-            lost.push((cluster, seen));
+            lost.push((cluster, seen, live));
         }
     }
     if lost.is_empty() {
         return Ok(());
     }
     let mut write = state.store.write().await?;
-    for (cluster, seen) in &lost {
+    for (cluster, seen, _) in &lost {
         if write.note_disconnected(*cluster, *seen, now_ms).await? {
             tracing::warn!(%cluster, silent_ms = now_ms - seen, "an agent is disconnected: nothing was heard from it");
         }
     }
     write.commit().await?;
-    for (cluster, _) in lost {
-        state.cells.end(cluster, Ending::Silent);
+    // A session that began meanwhile is not meant.
+    for live in lost.into_iter().filter_map(|(_, _, live)| live) {
+        live.end(Ending::Silent);
     }
     state.cells.wake();
     Ok(())

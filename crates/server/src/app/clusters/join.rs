@@ -12,6 +12,7 @@ use serde_json::json;
 use super::credentials;
 use crate::app::access::Actor;
 use crate::app::audit;
+use crate::app::identity::limits::TOKEN;
 use crate::config::millis;
 use crate::state::AppState;
 use crate::store::clusters::{ClusterRow, Versions};
@@ -121,8 +122,10 @@ pub async fn join(state: &AppState, bearer: Option<&str>, request: &Request, rem
     let hash = secret.hash();
     let not_known = || unknown("this join token is not known here; check that the command is of this platform");
     let now_ms = state.clock.now_ms();
+    state.identity.limits.check("joins", remote_address, TOKEN, now_ms)?;
+    // Looked up before anything is locked: guesses must not hold up the database's writer.
+    let id = state.store.join_token_cluster(&hash).await?.ok_or_else(not_known)?;
     let mut write = state.store.write().await?;
-    let id = write.join_token_cluster(&hash).await?.ok_or_else(not_known)?;
     // Clusters are locked before their tokens: an archive can't slip between.
     let cluster = write.lock_cluster(id).await?.ok_or_else(not_known)?;
     let token = write.lock_join_token(&hash).await?.ok_or_else(not_known)?;

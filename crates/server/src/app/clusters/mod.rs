@@ -40,7 +40,7 @@ fn refuse_archived(cluster: &ClusterRow) -> Result<(), Error> {
     if cluster.archived_at.is_none() {
         return Ok(());
     }
-    Err(Error::new(Code::Conflict, format!("cluster {} ({}) is archived; register a new one", cluster.name, cluster.id)))
+    Err(Error::new(Code::Conflict, format!("cluster {} is archived; register a new one", cluster.name)))
 }
 
 /// A cluster of the caller's organization.

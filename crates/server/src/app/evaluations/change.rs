@@ -1,6 +1,7 @@
 //! Changes of an evaluation after its submission: rename, cancel, retry errored rows, add episodes, clone, delete.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use rlm_api::rest::EvaluationSummary;
 use rlm_core::error::{Code, Error, Problem};
@@ -8,6 +9,7 @@ use rlm_core::ids::{ClusterId, EvaluationId};
 use rlm_core::rows::{self, MAX_ROWS, SEED_LIMIT, Segment};
 use rlm_core::run::EvaluationStatus;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use super::submit::{Created, Submission, repeated, request_hash, store};
 use super::{find, new_runs, read};
@@ -291,6 +293,19 @@ pub async fn purge_deleted(state: &AppState) -> Result<u64, StoreError> {
         purged += 1;
     }
     Ok(purged)
+}
+
+/// Removes what was deleted long ago, every hour until `stop`.
+pub async fn sweep(state: AppState, stop: CancellationToken) {
+    loop {
+        if let Err(error) = purge_deleted(&state).await {
+            tracing::warn!(%error, "deleted evaluations could not be removed; trying again later");
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_secs(3_600)) => {}
+        }
+    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use rlm_core::rows::{RunRows, Segment};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub use change::{CloneChanges, cancel, change, clone, delete, extend, purge_deleted, retry};
+pub use change::{CloneChanges, cancel, change, clone, delete, extend, purge_deleted, retry, sweep};
 pub use export::{Exporter, Format, export};
 pub use import::import;
 pub use logs::logs;

@@ -55,9 +55,10 @@ pub async fn create(state: &AppState, caller: &Caller, name: &str) -> Result<Org
 }
 
 pub async fn rename(state: &AppState, caller: &Caller, id: OrganizationId, name: &str) -> Result<Organization, Error> {
-    let before = get(state, caller, id).await?;
+    own(caller, id)?;
     caller.require(Scope::OrganizationWrite)?;
     check_name(name)?;
+    let before = acting_in(state, caller).await?;
     let now = state.clock.now_ms();
     let mut write = state.store.write().await?;
     organizations::rename(&mut write, id, name).await.map_err(|error| name_taken(error, name))?;

@@ -1,10 +1,12 @@
 //! What the scheduler does to runs: hands them over, takes them back, ends them. Each is one transaction that checks that
 //! the run still stands where the decision saw it, so that a late decision changes nothing.
 
+use std::collections::BTreeSet;
+
 use prost::Message as _;
 use rlm_api::cluster::v1::{Assign, RowBlock};
 use rlm_core::failure::{Failure, FailureCode};
-use rlm_core::ids::{ClusterId, EvaluationId, RunId};
+use rlm_core::ids::{ClusterId, EvaluationId, OrganizationId, RunId};
 use rlm_core::run::RunEvent;
 
 use crate::app::ingest;
@@ -56,6 +58,37 @@ pub async fn give_up(state: &AppState, id: RunId, generation: u64) -> Result<(),
 /// The run of a cancelled evaluation ends without its cluster's word.
 pub async fn cancel(state: &AppState, id: RunId, generation: u64) -> Result<(), StoreError> {
     apply(state, id, generation, RunEvent::Cancelled).await.map(|_| ())
+}
+
+/// Generations above this were never given out: nothing is leased so often.
+const HIGHEST_GENERATION: u64 = 1_000_000;
+
+/// Runs at generations that an agent was given. Those that this database does not know, because it was restored from a
+/// backup, are never given out a second time.
+pub async fn were_given_out(state: &AppState, organization: OrganizationId, given: &[(RunId, u64)]) -> Result<(), StoreError> {
+    let now_ms = state.clock.now_ms();
+    let mut given: Vec<(RunId, u64)> = given.iter().filter(|(_, generation)| *generation <= HIGHEST_GENERATION).copied().collect();
+    // In one order, so that two agents never wait for each other.
+    given.sort_unstable();
+    let mut write = state.store.write().await?;
+    let mut raised: BTreeSet<EvaluationId> = BTreeSet::new();
+    for (run, generation) in given {
+        if let Some(evaluation) = write.raise_generation(run, organization, generation).await? {
+            tracing::warn!(%run, generation, "an agent holds a lease that is not known here (a restored database?)");
+            raised.insert(evaluation);
+        }
+    }
+    if raised.is_empty() {
+        return Ok(());
+    }
+    for evaluation in &raised {
+        ingest::settle(&mut write, *evaluation, now_ms).await?;
+    }
+    write.commit().await?;
+    for evaluation in raised {
+        changed(state, evaluation);
+    }
+    Ok(())
 }
 
 /// The run can't be done: its open rows are errored with `failure`.

@@ -45,6 +45,10 @@ pub async fn run(state: AppState, stop: CancellationToken) {
             () = state.cells.woken() => {}
             _ = ticks.tick() => {}
         }
+        // Before, an agent could be blamed for the control plane's own downtime.
+        if !state.cells.is_listening() {
+            continue;
+        }
         if let Err(error) = look(&state, &mut memory).await {
             tracing::error!(%error, "could not hand out runs; trying again");
             tokio::time::sleep(every).await;
@@ -202,7 +206,7 @@ async fn assign(state: &AppState, run: &OpenRun, cluster: ClusterId, place: Plac
     let Some(generation) = leases::lease(state, run.id, cluster).await? else { return Ok(()) };
     let Some(assignment) = leases::assignment(state, run.id, generation).await? else { return Ok(()) };
     tracing::info!(run = %run.id, evaluation = %run.evaluation, %cluster, generation, "a run was handed to a cluster");
-    place.send(assignment);
+    state.cells.assign(place, assignment);
     Ok(())
 }
 

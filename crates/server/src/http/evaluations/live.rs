@@ -117,7 +117,13 @@ pub struct LogFile {
 /// The end of a run's logs, as the cluster that holds it has them now.
 #[utoipa::path(
     get, path = "/v1/evaluations/{id}/logs", tag = "evaluations", params(("id" = String, Path), LogsQuery),
-    security(("bearer" = []), ("session" = [])), responses((status = 200, body = Logs))
+    security(("bearer" = []), ("session" = [])),
+    responses(
+        (status = 200, body = Logs),
+        (status = 409, description = "No cluster has taken a run yet"),
+        (status = 503, description = "The cluster is not connected"),
+        (status = 504, description = "The cluster did not answer in time")
+    )
 )]
 async fn get_logs(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Query(query): Query<LogsQuery>) -> ApiResult<Json<Logs>> {
     caller.require(Scope::EvaluationsRead)?;

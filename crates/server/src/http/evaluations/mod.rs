@@ -13,7 +13,7 @@ use rlm_api::rest::{EvaluationCreated, EvaluationDetail, EvaluationSummary, Page
 use rlm_core::error::Code;
 use rlm_core::evaluation::EvaluationSpec;
 use rlm_core::ids::EvaluationId;
-use rlm_core::request::Preview;
+use rlm_core::request::{Estimates, Workload};
 use rlm_core::run::EvaluationStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -46,9 +46,12 @@ pub(super) const LONGEST_WAIT: u64 = 60;
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PreviewAnswer {
-    #[serde(flatten)]
+    /// One per model and task that meet.
+    #[schema(value_type = Vec<Object>)]
+    pub workloads: Vec<Workload>,
     #[schema(value_type = Object)]
-    pub preview: Preview,
+    pub estimates: Estimates,
+    pub rows: u64,
     /// The checked request with every default.
     #[schema(value_type = Object)]
     pub effective: EvaluationSpec,
@@ -63,7 +66,7 @@ pub struct PreviewAnswer {
 async fn preview_evaluation(State(state): State<AppState>, caller: Caller, Json(request): Json<Value, LARGE_LIMIT>) -> ApiResult<Json<PreviewAnswer>> {
     caller.require(Scope::EvaluationsRead)?;
     let (preview, effective, warnings) = evaluations::preview(&state, &caller, &request).await?;
-    Ok(Json(PreviewAnswer { preview, effective, warnings }))
+    Ok(Json(PreviewAnswer { workloads: preview.workloads, estimates: preview.estimates, rows: preview.rows, effective, warnings }))
 }
 
 /// Launch an evaluation. Sending a request again with the same client token (in the body or as `Idempotency-Key`) answers
@@ -72,7 +75,11 @@ async fn preview_evaluation(State(state): State<AppState>, caller: Caller, Json(
     post, path = "/v1/evaluations", tag = "evaluations", security(("bearer" = []), ("session" = [])),
     params(("Idempotency-Key" = Option<String>, Header, description = "The client token, where the body has none")),
     request_body = Object,
-    responses((status = 201, body = EvaluationCreated), (status = 200, description = "It was made before", body = EvaluationCreated))
+    responses(
+        (status = 201, body = EvaluationCreated),
+        (status = 200, description = "It was made before", body = EvaluationCreated),
+        (status = 409, description = "The same request is being handled at this moment")
+    )
 )]
 async fn create_evaluation(
     State(state): State<AppState>,
@@ -183,7 +190,7 @@ async fn change_evaluation(State(state): State<AppState>, caller: Caller, Path(i
 /// Delete an evaluation that has ended. Its data is removed after a week.
 #[utoipa::path(
     delete, path = "/v1/evaluations/{id}", tag = "evaluations", params(("id" = String, Path)), security(("bearer" = []), ("session" = [])),
-    responses((status = 204))
+    responses((status = 204), (status = 409, description = "It has not ended"))
 )]
 async fn delete_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>) -> ApiResult<StatusCode> {
     caller.require(Scope::EvaluationsWrite)?;

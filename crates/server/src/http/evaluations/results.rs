@@ -106,7 +106,7 @@ async fn get_row(State(state): State<AppState>, caller: Caller, Path((id, row)):
 /// A command that runs this row on a workstation.
 #[utoipa::path(
     get, path = "/v1/evaluations/{id}/rows/{row}/reproduction", tag = "evaluations", params(("id" = String, Path), ("row" = u64, Path)),
-    security(("bearer" = []), ("session" = [])), responses((status = 200, body = Reproduction))
+    security(("bearer" = []), ("session" = [])), responses((status = 200, body = Reproduction), (status = 409, description = "Its model or environment is known by name only"))
 )]
 async fn get_reproduction(State(state): State<AppState>, caller: Caller, Path((id, row)): Path<(String, u64)>) -> ApiResult<Json<Reproduction>> {
     caller.require(Scope::EvaluationsRead)?;

@@ -27,7 +27,8 @@ pub fn router() -> OpenApiRouter<AppState> {
 /// Register a model, or its next version. Registering what the newest version says already changes nothing.
 #[utoipa::path(
     post, path = "/v1/models", tag = "models", security(("bearer" = []), ("session" = [])), request_body = Register,
-    responses((status = 201, body = DefinitionDetail), (status = 200, description = "The newest version says so already", body = DefinitionDetail))
+    responses((status = 201, body = DefinitionDetail), (status = 200, description = "The newest version says so already", body = DefinitionDetail),
+        (status = 409, description = "Another version is being registered at this moment"))
 )]
 async fn register_model(State(state): State<AppState>, caller: Caller, Json(new): Json<Register, { Register::LIMIT }>) -> ApiResult<(StatusCode, Json<DefinitionDetail>)> {
     caller.require(Scope::ModelsWrite)?;

@@ -62,7 +62,6 @@ pub fn page(status: StatusCode, title: &str, body: &str) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::CONTENT_SECURITY_POLICY, POLICY.clone());
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     // Not "no-referrer": with it browsers send "Origin: null" with forms.
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
     response

@@ -9,13 +9,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum_extra::extract::CookieJar;
 use rlm_core::error::{Code, Error};
+use rlm_core::ids::EvaluationId;
 use serde::Deserialize;
 
 use crate::app::access::{Caller, Credential};
 use crate::app::identity::{accounts, browser, device, organizations};
 use crate::http::auth::{RemoteAddress, SESSION_COOKIE};
 use crate::http::error::ApiError;
-use crate::http::extract::{Form, Query};
+use crate::http::extract::{Form, Path, Query};
 use crate::http::origin::OwnPage;
 use crate::state::AppState;
 use html::{escape, page};
@@ -24,6 +25,7 @@ use html::{escape, page};
 pub fn router() -> Router<AppState> {
     Router::new()
         .route("/", get(home))
+        .route("/evaluations/{id}", get(evaluation))
         .route("/login", get(show_login).post(login))
         .route("/logout", post(logout))
         .route("/device", get(show_device).post(decide_device))
@@ -100,6 +102,15 @@ async fn home(State(state): State<AppState>, caller: Result<Caller, ApiError>, u
     };
     match shown.await {
         Ok(body) => page(StatusCode::OK, "RLMesh", &body),
+        Err(error) => error_page(&error),
+    }
+}
+
+/// What the links lead to that clients print. The answer is the API's, which a signed-in browser may read.
+async fn evaluation(caller: Result<Caller, ApiError>, Path(id): Path<EvaluationId>, uri: Uri) -> Response {
+    match by_browser(caller) {
+        Ok(Some(_)) => redirect(&format!("/v1/evaluations/{id}")),
+        Ok(None) => to_login(&uri),
         Err(error) => error_page(&error),
     }
 }

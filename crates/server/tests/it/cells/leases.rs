@@ -110,7 +110,7 @@ async fn a_cancellation_reaches_an_agent_that_was_away_and_ends_without_one_in_t
     assert!(matches!(agent.next().await, Some(ToAgent::Cancel(_))));
     drop(agent);
     plane.server.advance(Duration::from_secs(30));
-    plane.cluster_is(cell.cluster, "its loss to be noted", |seen| seen["status"] == "disconnected").await;
+    plane.lost(cell.cluster).await;
     assert_eq!(plane.status(evaluation).await, EvaluationStatus::Cancelling);
     plane.server.advance(Duration::from_secs(3601));
     plane.becomes(evaluation, EvaluationStatus::Cancelled).await;
@@ -176,7 +176,7 @@ async fn a_disconnected_clusters_run_moves_after_its_time_and_late_results_count
     first.acknowledged(2).await;
     drop(first);
     plane.server.advance(Duration::from_secs(30));
-    plane.cluster_is(one.cluster, "its loss", |seen| seen["status"] == "disconnected").await;
+    plane.lost(one.cluster).await;
     let mut second = two.connect(&plane).await;
     second.hears_nothing().await;
     plane.server.advance(Duration::from_secs(600));
@@ -210,7 +210,7 @@ async fn an_evaluation_bound_to_a_cluster_waits_for_it() {
     let (run, _) = agent.assigned().await;
     drop(agent);
     plane.server.advance(Duration::from_secs(30));
-    plane.cluster_is(one.cluster, "its loss", |seen| seen["status"] == "disconnected").await;
+    plane.lost(one.cluster).await;
     plane.server.advance(Duration::from_secs(7200));
     let mut other = two.connect(&plane).await;
     other.hears_nothing().await;

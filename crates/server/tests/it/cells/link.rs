@@ -216,7 +216,7 @@ async fn a_heartbeat_shows_nodes_and_conditions() {
 }
 
 #[tokio::test]
-async fn a_lease_the_agent_does_not_know_is_told_again() {
+async fn a_lease_that_the_agent_does_not_name_is_given_out_anew() {
     let plane = Plane::start().await;
     let cell = plane.joined("lab").await;
     let mut agent = cell.connect(&plane).await;
@@ -227,6 +227,7 @@ async fn a_lease_the_agent_does_not_know_is_told_again() {
     assert_eq!(knows.welcome.runs, vec![held(&run)]);
     knows.hears_nothing().await;
     let mut forgot = cell.connect(&plane).await;
+    assert!(forgot.welcome.runs.is_empty());
     let (again, _) = forgot.assigned().await;
-    assert_eq!((again.run_id, again.generation), (run.run_id, run.generation));
+    assert_eq!((again.run_id, again.generation), (run.run_id, run.generation + 1));
 }

@@ -131,6 +131,16 @@ impl Plane {
         Cell { cluster, control: secret(&joined, "control"), instance: uuid_text(), executor: "process".to_owned() }
     }
 
+    /// Waits until the loss of the agent is noted: from then on its time runs.
+    pub async fn lost(&self, cluster: ClusterId) {
+        until("the loss to be noted", || async {
+            let row = self.server.state.store.cluster(cluster).await.unwrap().unwrap();
+            if row.disconnected_at.is_some() { Ok(()) } else { Err(format!("{row:?}")) }
+        })
+        .await;
+        assert_eq!(self.get_cluster(cluster).await["status"], "disconnected");
+    }
+
     /// Waits until the server has noticed that the agent's connection is gone.
     pub async fn session_ended(&self, cluster: ClusterId) {
         until("the session to end", || async {
@@ -198,7 +208,7 @@ impl Plane {
     /// (row, seed, reward) of every scored row.
     pub async fn scores(&self, evaluation: EvaluationId) -> Vec<(u64, u64, f64)> {
         use rlm_server::store::outcomes::RowOutcome;
-        let rows = self.server.state.store.outcomes(evaluation, 0, 1_000_000, OutcomeFilter::default(), 1_000_000).await.unwrap();
+        let rows = self.server.state.store.outcomes(evaluation, (0, 1_000_000), (None, None), OutcomeFilter::Scored, 1_000_000).await.unwrap();
         rows.into_iter()
             .filter_map(|row| match row.result {
                 RowOutcome::Scored { reward, .. } => Some((row.row, row.seed, reward)),

@@ -83,7 +83,7 @@ async fn an_agent_lost_before_a_downtime_keeps_its_time() {
     let (run, _) = agent.assigned().await;
     drop(agent);
     plane.server.advance(Duration::from_secs(30));
-    plane.cluster_is(cell.cluster, "its loss", |seen| seen["status"] == "disconnected").await;
+    plane.lost(cell.cluster).await;
     let (owner, key) = plane.stop().await;
     let plane = Plane::again(dir.path(), &owner, &key, Duration::from_secs(7200)).await;
     let state = |plane: &Plane| {
@@ -114,9 +114,7 @@ async fn a_restored_backup_gets_todays_records_again() {
     agent.acknowledged(3).await;
     drop(agent);
     let (owner, key) = plane.stop().await;
-    for file in ["test.db", "server.key", "tokens.key"] {
-        std::fs::copy(dir.path().join(file), backup.path().join(file)).unwrap();
-    }
+    copy(dir.path(), backup.path());
 
     // A day goes by on the original.
     let plane = Plane::again(dir.path(), &owner, &key, Duration::ZERO).await;
@@ -139,4 +137,91 @@ async fn a_restored_backup_gets_todays_records_again() {
     agent.acknowledged(13).await;
     plane.becomes(evaluation, EvaluationStatus::Completed).await;
     assert_eq!(plane.scores(evaluation).await, expected(0..12));
+}
+
+/// The state folder as a backup of it would be.
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    for file in ["test.db", "server.key", "tokens.key"] {
+        std::fs::copy(from.join(file), to.join(file)).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_backup_from_before_the_lease_takes_the_results_of_it() {
+    let (dir, backup) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let plane = Plane::with(|config| in_dir(config, dir.path())).await;
+    let cell = plane.joined("lab").await;
+    let done = plane.submit(4, json!({"name": "done"})).await;
+    let going = plane.submit(6, json!({"name": "going"})).await;
+    let (owner, key) = plane.stop().await;
+    copy(dir.path(), backup.path());
+
+    let plane = Plane::again(dir.path(), &owner, &key, Duration::ZERO).await;
+    let mut agent = cell.connect(&plane).await;
+    let (first, first_rows) = agent.assigned().await;
+    let (second, second_rows) = agent.assigned().await;
+    assert_eq!((first.evaluation_id, second.evaluation_id), (done, going));
+    let mut spool = Spool::default();
+    spool.scores(&first, &first_rows, 0, 4);
+    spool.status(&first, Phase::Finished);
+    spool.scores(&second, &second_rows, 0, 2);
+    agent.records(spool.after(0)).await;
+    agent.acknowledged(7).await;
+    plane.becomes(done, EvaluationStatus::Completed).await;
+    drop(agent);
+    plane.stop().await;
+
+    // In the backup both runs are queued, and nobody was given a lease.
+    let plane = Plane::again(backup.path(), &owner, &key, Duration::from_secs(24 * 3600)).await;
+    spool.scores(&second, &second_rows, 2, 4);
+    let hello = v1::Hello { runs: vec![held(&second)], acknowledged: 7, ..cell.hello() };
+    let mut agent = cell.connect_with(&plane, hello).await.unwrap();
+    assert_eq!((agent.welcome.durable, agent.welcome.runs.len()), (0, 0));
+    agent.records(spool.after(0)).await;
+    let mut others = Spool(spool.0.clone());
+    let mut finished = 0;
+    while finished < 1 || plane.status(done).await != EvaluationStatus::Completed {
+        match agent.next().await {
+            Some(rlm_api::cluster::v1::server_message::Message::Assign(assign)) => {
+                let run: rlm_core::evaluation::RunSpec = serde_json::from_str(&assign.run_json).unwrap();
+                assert!(run.evaluation_id == done || run.generation == 2, "a generation is given out once: {run:?}");
+                others.scores(&run, &assign.rows, 0, 100);
+                others.status(&run, Phase::Finished);
+                agent.records(&others.0[usize::try_from(spool.last()).unwrap()..]).await;
+                spool = others.clone();
+                finished += u32::from(run.evaluation_id == going);
+            }
+            Some(rlm_api::cluster::v1::server_message::Message::Ack(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    plane.becomes(going, EvaluationStatus::Completed).await;
+    assert_eq!(plane.scores(done).await, expected(0..4));
+    assert_eq!(plane.scores(going).await, expected(0..6));
+}
+
+#[tokio::test]
+async fn a_lease_whose_end_was_forgotten_goes_on_once_everything_came_again() {
+    let (dir, backup) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let plane = Plane::with(|config| in_dir(config, dir.path())).await;
+    let cell = plane.joined("lab").await;
+    let mut agent = cell.connect(&plane).await;
+    let evaluation = plane.submit(4, json!({})).await;
+    let (run, rows) = agent.assigned().await;
+    drop(agent);
+    let (owner, key) = plane.stop().await;
+    copy(dir.path(), backup.path());
+
+    // The agent knows that it stopped the run (it was given to another cluster), and sent two rows of it.
+    let plane = Plane::again(backup.path(), &owner, &key, Duration::ZERO).await;
+    let mut spool = Spool::default();
+    spool.scores(&run, &rows, 0, 2);
+    let mut agent = cell.connect_with(&plane, v1::Hello { acknowledged: 2, ..cell.hello() }).await.unwrap();
+    agent.hears_nothing().await;
+    agent.records(spool.after(0)).await;
+    agent.acknowledged(2).await;
+    let (again, open) = agent.assigned().await;
+    assert_eq!((again.run_id, again.generation), (run.run_id, 2));
+    assert_eq!(open.iter().map(|block| (block.first_row, block.count)).collect::<Vec<_>>(), [(2, 2)]);
+    assert_eq!(plane.scores(evaluation).await, expected(0..2));
 }

@@ -54,7 +54,6 @@ pub async fn postgres_url() -> Option<String> {
 pub struct TestUser {
     pub id: UserId,
     pub organization: OrganizationId,
-    pub email: String,
 }
 
 pub struct TestServer {
@@ -138,7 +137,7 @@ impl TestServer {
         users::insert(&mut write, &user, "no password").await.unwrap();
         organizations::add_member(&mut write, organization, id, role, now).await.unwrap();
         write.commit().await.unwrap();
-        TestUser { id, organization, email: user.email }
+        TestUser { id, organization }
     }
 
     /// An API key of the user with all scopes.

@@ -10,11 +10,6 @@ use super::Answer;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| serde_json::to_value(openapi::document()).unwrap());
 
-/// The document, as JSON.
-pub fn document() -> &'static Value {
-    &DOCUMENT
-}
-
 fn matches(template: &str, path: &str) -> bool {
     let (template, path): (Vec<_>, Vec<_>) = (template.split('/').collect(), path.split('/').collect());
     template.len() == path.len()

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Lab, request};
 use crate::common::{TestServer, postgres_url};
 
-fn catalogue() -> Value {
+pub fn catalogue() -> Value {
     json!({
         "schema_version": 1,
         "kind": "env",

@@ -4,6 +4,7 @@ mod definitions;
 mod ingest;
 mod large;
 mod lifecycle;
+mod probing;
 mod results;
 
 use std::collections::BTreeMap;

@@ -163,10 +163,10 @@ async fn a_result_file_goes_out_and_comes_back() {
         assert_eq!((&errored["numEpisodes"], &errored["config"]["erroredEpisodes"], &errored["metrics"]["successRate"]), (&json!(2), &json!(1), &Value::Null));
         assert_eq!(errored["episodes"][0]["index"], 0);
         assert_eq!(file["workloads"][0]["metrics"]["totalSteps"], 30);
-        let made = lab.server.post(&lab.token, "/v1/evaluation-imports?name=back", &file).await;
+        let made = lab.server.post(&lab.token, "/v1/evaluations/imports?name=back", &file).await;
         assert_eq!((made.status, &made.body["status"]), (StatusCode::CREATED, &json!("completed")), "{}", made.text);
         let back = made.body["id"].as_str().unwrap().to_owned();
-        let again = lab.server.post(&lab.token, "/v1/evaluation-imports", &file).await;
+        let again = lab.server.post(&lab.token, "/v1/evaluations/imports", &file).await;
         assert_eq!((again.status, &again.body["id"]), (StatusCode::OK, &json!(back)));
         let detail = lab.get(&format!("/v1/evaluations/{back}")).await;
         assert_eq!((&detail["name"], &detail["progress"]["completedEpisodes"]), (&json!("back"), &json!(11)));
@@ -184,7 +184,7 @@ async fn a_result_file_goes_out_and_comes_back() {
         }
         lab.server.get(&lab.token, &format!("/v1/evaluations/{back}/rows/0/reproduction")).await.refused("conflict");
         lab.server.delete(&lab.token, &format!("/v1/evaluations/{back}")).await;
-        assert_eq!(lab.server.post(&lab.token, "/v1/evaluation-imports", &file).await.status, StatusCode::CREATED, "a deleted import can be made again");
+        assert_eq!(lab.server.post(&lab.token, "/v1/evaluations/imports", &file).await.status, StatusCode::CREATED, "a deleted import can be made again");
     }
 }
 
@@ -198,10 +198,10 @@ async fn result_files_that_are_none_are_refused() {
     let mut other = file(json!([episode]));
     other["schema"] = json!("rlmesh.result.v2");
     for bad in [json!({}), json!([]), other, file(json!([])), file(json!([negative])), file(json!([episode, episode])), file(json!([{"index": 0}]))] {
-        lab.server.post(&lab.token, "/v1/evaluation-imports", &bad).await.refused("invalid_request");
+        lab.server.post(&lab.token, "/v1/evaluations/imports", &bad).await.refused("invalid_request");
     }
     assert_eq!(lab.get("/v1/evaluations").await["items"], json!([]));
-    let good = lab.server.post(&lab.token, "/v1/evaluation-imports", &file(json!([episode]))).await.ok();
+    let good = lab.server.post(&lab.token, "/v1/evaluations/imports", &file(json!([episode]))).await.ok();
     assert!(good["warnings"][0].as_str().unwrap().contains("no seed"), "{good}");
 }
 
