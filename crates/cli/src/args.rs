@@ -129,7 +129,9 @@ pub enum Keys {
         #[arg(long, value_name = "DAYS")]
         expires_in: Option<u32>,
     },
-    Revoke { id: String },
+    Revoke {
+        id: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -184,14 +186,18 @@ pub enum Eval {
         limit: u32,
     },
     /// Show one evaluation: state, what it waits for, failures.
-    Get { id: String },
+    Get {
+        id: String,
+    },
     /// Stay until it ends.
     Wait {
         id: String,
         #[command(flatten)]
         timeout: Timeout,
     },
-    Cancel { id: String },
+    Cancel {
+        id: String,
+    },
     /// Success rates, rewards and paired differences, with 95 % intervals.
     Results {
         id: String,
@@ -218,9 +224,14 @@ pub enum Eval {
         tail: u32,
     },
     /// Run the errored rows again, with the same seeds.
-    Retry { id: String },
+    Retry {
+        id: String,
+    },
     /// Add episodes to each cell; existing rows stay as they are.
-    Extend { id: String, episodes: u64 },
+    Extend {
+        id: String,
+        episodes: u64,
+    },
     /// Submit the same request as a new evaluation.
     Clone {
         id: String,
@@ -228,11 +239,19 @@ pub enum Eval {
         name: Option<String>,
     },
     /// Give it another name.
-    Rename { id: String, name: String },
+    Rename {
+        id: String,
+        name: String,
+    },
     /// Delete an ended evaluation.
-    Rm { id: String },
+    Rm {
+        id: String,
+    },
     /// Print the command that runs one row on a workstation.
-    Reproduce { id: String, row: u64 },
+    Reproduce {
+        id: String,
+        row: u64,
+    },
     /// Write all rows to standard output.
     Export {
         id: String,
@@ -240,7 +259,9 @@ pub enum Eval {
         format: String,
     },
     /// Store an SDK result file (`rlmesh.result.v1`) as a completed evaluation.
-    Import { file: PathBuf },
+    Import {
+        file: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -253,11 +274,17 @@ pub struct Timeout {
 #[derive(Debug, Subcommand)]
 pub enum Clusters {
     List,
-    Get { id: String },
+    Get {
+        id: String,
+    },
     /// Register a cluster.
-    Add { name: String },
+    Add {
+        name: String,
+    },
     /// Issue a join token and print the command that connects the cluster.
-    JoinCommand { id: String },
+    JoinCommand {
+        id: String,
+    },
     /// Stop placing runs on it; those that run end.
     Drain {
         id: String,
@@ -266,5 +293,7 @@ pub enum Clusters {
         wait: bool,
     },
     /// Place runs on it again.
-    Resume { id: String },
+    Resume {
+        id: String,
+    },
 }

@@ -187,7 +187,8 @@ impl Lock {
             match fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(_) => return Ok(Self { path }),
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                    let age = fs::metadata(&path).and_then(|meta| meta.modified()).ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+                    let age =
+                        fs::metadata(&path).and_then(|meta| meta.modified()).ok().and_then(|at| SystemTime::now().duration_since(at).ok());
                     if age.is_some_and(|age| age > STALE_LOCK) {
                         let _ = fs::remove_file(&path);
                     }

@@ -33,7 +33,10 @@ impl Output {
     /// Prints items as rows of a table, or in the chosen form. `name` is the field that `-o name` prints.
     pub fn list(&self, items: &[Value], columns: &[Column], name: &str) -> Result<(), CliError> {
         match self.format {
-            Format::Table => print(&table(columns.iter().map(|(heading, _)| (*heading).to_owned()), items.iter().map(|item| columns.iter().map(|(_, show)| show(item)).collect()))),
+            Format::Table => print(&table(
+                columns.iter().map(|(heading, _)| (*heading).to_owned()),
+                items.iter().map(|item| columns.iter().map(|(_, show)| show(item)).collect()),
+            )),
             Format::Json => self.document(&Value::Array(items.to_vec())),
             Format::Yaml => self.document(&Value::Array(items.to_vec())),
             Format::Name => items.iter().try_for_each(|item| print(&format!("{}\n", text(&item[name])))),
@@ -61,7 +64,8 @@ impl Output {
     fn document(&self, value: &Value) -> Result<(), CliError> {
         match self.format {
             Format::Yaml => {
-                let text = serde_yaml_ng::to_string(value).map_err(|error| CliError::other(format!("the answer can't be shown as YAML: {error}")))?;
+                let text = serde_yaml_ng::to_string(value)
+                    .map_err(|error| CliError::other(format!("the answer can't be shown as YAML: {error}")))?;
                 print(&text)
             }
             Format::Json | Format::Table | Format::Name => print(&format!("{value:#}\n")),
@@ -71,7 +75,10 @@ impl Output {
     /// Reports the error on standard error (as JSON with `-o json`) and gives its exit status.
     pub fn fail(&self, error: &CliError) -> ExitCode {
         if self.format == Format::Json {
-            note(&json!({"error": {"code": error.code, "message": error.message, "details": error.details, "requestId": error.request_id}}).to_string());
+            note(
+                &json!({"error": {"code": error.code, "message": error.message, "details": error.details, "requestId": error.request_id}})
+                    .to_string(),
+            );
         } else {
             note(&format!("error: {}", error.message));
             if error.details.len() > 1 {
@@ -90,7 +97,11 @@ impl Output {
 /// A table without lines between rows.
 pub fn table(headings: impl Iterator<Item = String>, rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(if std::io::stdout().is_terminal() { ContentArrangement::Dynamic } else { ContentArrangement::Disabled });
+    table.load_style(presets::NOTHING).set_content_arrangement(if std::io::stdout().is_terminal() {
+        ContentArrangement::Dynamic
+    } else {
+        ContentArrangement::Disabled
+    });
     table.set_header(headings);
     for row in rows {
         table.add_row(row);
@@ -101,7 +112,9 @@ pub fn table(headings: impl Iterator<Item = String>, rows: impl Iterator<Item = 
 /// Writes data to standard output; a closed pipe ends the command quietly.
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| CliError { exit: 1, ..CliError::other(format!("standard output: {error}")) })
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| CliError { exit: 1, ..CliError::other(format!("standard output: {error}")) })
 }
 
 /// Writes a line to standard error.

@@ -38,7 +38,12 @@ pub async fn wait(client: &Client, id: &str, timeout: Option<u64>) -> Result<Eva
                 bar.set_message(message.clone());
                 let over = evaluation.summary.status.is_terminal();
                 if !terminal && (over || said.is_none_or(|at| at.elapsed() >= PLAIN_EVERY)) {
-                    note(&format!("{}  {}/{} episodes  {message}", evaluation.summary.status.as_str(), progress.completed_episodes, progress.total_episodes));
+                    note(&format!(
+                        "{}  {}/{} episodes  {message}",
+                        evaluation.summary.status.as_str(),
+                        progress.completed_episodes,
+                        progress.total_episodes
+                    ));
                     said = Some(Instant::now());
                 }
                 if over {
@@ -57,7 +62,14 @@ pub async fn wait(client: &Client, id: &str, timeout: Option<u64>) -> Result<Eva
         }
         if timeout.is_some_and(|seconds| started.elapsed() >= Duration::from_secs(seconds)) {
             bar.finish_and_clear();
-            return Err(CliError { code: "pending".to_owned(), exit: 8, ..CliError::other(format!("{id} is not over after {} s; it goes on. Wait again with `rlmesh eval wait {id}`", timeout.unwrap_or(0))) });
+            return Err(CliError {
+                code: "pending".to_owned(),
+                exit: 8,
+                ..CliError::other(format!(
+                    "{id} is not over after {} s; it goes on. Wait again with `rlmesh eval wait {id}`",
+                    timeout.unwrap_or(0)
+                ))
+            });
         }
         tokio::select! {
             () = tokio::time::sleep(POLL) => {}

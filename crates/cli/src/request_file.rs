@@ -14,7 +14,10 @@ const LIMIT: u64 = 32 * 1024 * 1024;
 pub fn read(file: &Path) -> Result<Value, CliError> {
     let (name, bytes, folder) = if file.as_os_str() == "-" {
         let mut bytes = Vec::new();
-        std::io::stdin().take(LIMIT + 1).read_to_end(&mut bytes).map_err(|error| CliError::usage(format!("standard input can't be read: {error}")))?;
+        std::io::stdin()
+            .take(LIMIT + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| CliError::usage(format!("standard input can't be read: {error}")))?;
         ("standard input".to_owned(), bytes, std::env::current_dir())
     } else {
         let name = file.display().to_string();
@@ -37,7 +40,8 @@ fn parse(name: &str, bytes: &[u8], yaml: bool) -> Result<Value, CliError> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(CliError::usage(format!("{name} is empty; expected a request in JSON or YAML")));
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| CliError::usage(format!("{name} is not UTF-8: byte {} is wrong", error.valid_up_to())))?;
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| CliError::usage(format!("{name} is not UTF-8: byte {} is wrong", error.valid_up_to())))?;
     if yaml {
         serde_yaml_ng::from_str(text).map_err(|error| CliError::usage(format!("{name} is not valid YAML: {error}")))
     } else {

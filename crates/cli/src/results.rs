@@ -65,12 +65,20 @@ fn interval(value: Option<f64>, interval: Option<[f64; 2]>) -> String {
 fn difference(comparison: &Comparison) -> Vec<String> {
     let result = &comparison.result;
     let percent = |value: &Value| value.as_f64().map(|value| format!("{:+.1}", value * 100.0));
-    let success = match (percent(&result["success"]["difference"]), percent(&result["success"]["interval"]["lower"]), percent(&result["success"]["interval"]["upper"])) {
+    let success = match (
+        percent(&result["success"]["difference"]),
+        percent(&result["success"]["interval"]["lower"]),
+        percent(&result["success"]["interval"]["upper"]),
+    ) {
         (Some(difference), Some(low), Some(high)) => format!("{difference} points ({low} - {high})"),
         _ => String::new(),
     };
     let number = |value: &Value| value.as_f64().map(|value| format!("{value:+.2}"));
-    let reward = match (number(&result["reward"]["mean"]), number(&result["reward"]["interval"]["lower"]), number(&result["reward"]["interval"]["upper"])) {
+    let reward = match (
+        number(&result["reward"]["mean"]),
+        number(&result["reward"]["interval"]["lower"]),
+        number(&result["reward"]["interval"]["upper"]),
+    ) {
         (Some(difference), Some(low), Some(high)) => format!("{difference} ({low} - {high})"),
         _ => String::new(),
     };

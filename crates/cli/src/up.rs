@@ -84,16 +84,17 @@ fn lock(state: &Path) -> Result<std::fs::File, CliError> {
         .write(true)
         .open(&path)
         .map_err(|error| CliError::other(format!("{} can't be opened: {error}", path.display())))?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| CliError::usage(format!("another `rlmesh up` runs with the state folder {}; stop it or choose another --state", state.display())))?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+        CliError::usage(format!("another `rlmesh up` runs with the state folder {}; stop it or choose another --state", state.display()))
+    })?;
     Ok(file)
 }
 
 /// The address with a free port in place of 0; says so when the port is taken.
 fn free_port(listen: SocketAddr) -> Result<SocketAddr, CliError> {
-    TcpListener::bind(listen)
-        .and_then(|listener| listener.local_addr())
-        .map_err(|error| CliError::usage(format!("{listen} can't be listened on: {error}; choose another with --listen (port 0 takes a free one)")))
+    TcpListener::bind(listen).and_then(|listener| listener.local_addr()).map_err(|error| {
+        CliError::usage(format!("{listen} can't be listened on: {error}; choose another with --listen (port 0 takes a free one)"))
+    })
 }
 
 /// The sibling binaries.
@@ -107,7 +108,14 @@ impl Programs {
         let own = std::env::current_exe().map_err(|error| CliError::other(format!("the folder of this program is unknown: {error}")))?;
         let sibling = |name: &str| {
             let path = own.with_file_name(name);
-            if path.is_file() { Ok(path) } else { Err(CliError::other(format!("{} is missing: `rlmesh up` needs it beside `rlmesh`; build or install all of RLMesh", path.display()))) }
+            if path.is_file() {
+                Ok(path)
+            } else {
+                Err(CliError::other(format!(
+                    "{} is missing: `rlmesh up` needs it beside `rlmesh`; build or install all of RLMesh",
+                    path.display()
+                )))
+            }
         };
         sibling("rlmesh-runner")?;
         Ok(Self { server: sibling("rlmesh-server")?, agent: sibling("rlmesh-cluster-agent")? })
@@ -142,7 +150,13 @@ impl Programs {
 
 /// Makes the local organization, its admin and a key, before the server runs: `{email, passwordFile, apiKey}`.
 async fn local_setup(server: &Path, state: &Path) -> Result<Value, CliError> {
-    let run = Command::new(server).arg("local-setup").arg("--state-dir").arg(state.join("server")).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let run = Command::new(server)
+        .arg("local-setup")
+        .arg("--state-dir")
+        .arg(state.join("server"))
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output();
     let output = tokio::time::timeout(START_DEADLINE, run)
         .await
         .map_err(|_| CliError::other("the server's set-up did not end in time"))?
@@ -213,7 +227,8 @@ impl Supervised {
     }
 
     fn start(&mut self, mut command: Command) -> Result<(), CliError> {
-        let child = command.kill_on_drop(true).spawn().map_err(|error| CliError::other(format!("{} could not be started: {error}", self.name)))?;
+        let child =
+            command.kill_on_drop(true).spawn().map_err(|error| CliError::other(format!("{} could not be started: {error}", self.name)))?;
         self.child = Some(child);
         self.started = Instant::now();
         Ok(())
@@ -222,7 +237,10 @@ impl Supervised {
     /// Writes the join token to the child's standard input and closes it.
     async fn feed(&mut self, token: Option<String>) -> Result<(), CliError> {
         if let (Some(token), Some(mut stdin)) = (token, self.child.as_mut().and_then(|child| child.stdin.take())) {
-            stdin.write_all(token.as_bytes()).await.map_err(|error| CliError::other(format!("{} did not take its join token: {error}", self.name)))?;
+            stdin
+                .write_all(token.as_bytes())
+                .await
+                .map_err(|error| CliError::other(format!("{} did not take its join token: {error}", self.name)))?;
         }
         Ok(())
     }

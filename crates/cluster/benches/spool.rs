@@ -12,7 +12,8 @@ const WRITERS: u64 = 256;
 const MEASURED: Duration = Duration::from_secs(5);
 
 fn episode(row: u64) -> v1::Episode {
-    let scored = v1::Scored { reward: 200.0, steps: 200, truncated: true, first_observation_sha256: vec![7; 32].into(), ..v1::Scored::default() };
+    let scored =
+        v1::Scored { reward: 200.0, steps: 200, truncated: true, first_observation_sha256: vec![7; 32].into(), ..v1::Scored::default() };
     v1::Episode {
         row,
         attempt: 0,

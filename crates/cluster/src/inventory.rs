@@ -62,7 +62,9 @@ fn product(information: &str) -> Option<String> {
 
 fn driver(version: &str) -> Option<String> {
     let line = version.lines().find(|line| line.starts_with("NVRM version:"))?;
-    line.split_whitespace().find(|word| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')).map(str::to_owned)
+    line.split_whitespace()
+        .find(|word| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'))
+        .map(str::to_owned)
 }
 
 fn memory_bytes(meminfo: &str) -> u64 {

@@ -51,9 +51,18 @@ impl RunnerToken {
 #[derive(Debug)]
 pub enum FromRunner {
     /// The stream ends when the guard is dropped.
-    Attached { stream: u64, commands: mpsc::Sender<v1::AgentCommand>, guard: DropGuard },
-    Message { stream: u64, message: v1::runner_message::Message },
-    Detached { stream: u64 },
+    Attached {
+        stream: u64,
+        commands: mpsc::Sender<v1::AgentCommand>,
+        guard: DropGuard,
+    },
+    Message {
+        stream: u64,
+        message: v1::runner_message::Message,
+    },
+    Detached {
+        stream: u64,
+    },
 }
 
 struct Registration {
@@ -94,7 +103,8 @@ impl Runners {
 
     /// Serves on the socket until `stop` is cancelled.
     pub async fn serve(self, socket: &Path, stop: CancellationToken) -> anyhow::Result<()> {
-        let listener = tokio::net::UnixListener::bind(socket).with_context(|| format!("the runners' socket {} can't be made", socket.display()))?;
+        let listener =
+            tokio::net::UnixListener::bind(socket).with_context(|| format!("the runners' socket {} can't be made", socket.display()))?;
         tonic::transport::Server::builder()
             .add_service(RunnerServiceServer::new(self).max_decoding_message_size(4 << 20))
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())

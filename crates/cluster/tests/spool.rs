@@ -1,6 +1,5 @@
 //! The spool against what disks and kills do to it. Each test has a folder of its own; children are this test binary again.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
+#![expect(clippy::unwrap_used, reason = "tests")]
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
@@ -19,7 +18,13 @@ fn key() -> RunKey {
 }
 
 fn episode(row: u64, attempt: u32) -> v1::Episode {
-    let scored = v1::Scored { reward: row as f64, steps: 7, terminated: true, first_observation_sha256: vec![7; 32].into(), ..v1::Scored::default() };
+    let scored = v1::Scored {
+        reward: row as f64,
+        steps: 7,
+        terminated: true,
+        first_observation_sha256: vec![7; 32].into(),
+        ..v1::Scored::default()
+    };
     v1::Episode { row, attempt, seed: row, outcome: Some(v1::episode::Outcome::Scored(scored)), started_unix_ms: 1, ended_unix_ms: 2 }
 }
 
@@ -91,7 +96,10 @@ async fn runs_are_held_until_their_end_was_acknowledged_and_forgotten_with_their
     let (spool, key) = (Spool::open(folder.path(), options).unwrap(), key());
     assert!(spool.hold(key, assign(key)).await.unwrap());
     assert!(!spool.hold(key, assign(key)).await.unwrap());
-    spool.append_end(vec![NewRecord::episode(key, episode(0, 0)), NewRecord::status(key, v1::RunStatus::default())], key, RunEnd::Finished).await.unwrap();
+    spool
+        .append_end(vec![NewRecord::episode(key, episode(0, 0)), NewRecord::status(key, v1::RunStatus::default())], key, RunEnd::Finished)
+        .await
+        .unwrap();
     let held = spool.held().await.unwrap();
     assert_eq!((held.len(), held[0].ended, held[0].settled, &held[0].assign), (1, true, false, &assign(key)));
     spool.acknowledge(1).await.unwrap();
@@ -113,7 +121,8 @@ async fn a_control_plane_put_back_gets_the_records_again_and_no_gap() {
     let folder = tempfile::tempdir().unwrap();
     let clock = Arc::new(AtomicI64::new(0));
     let time = Arc::clone(&clock);
-    let options = Options { retain: Duration::from_secs(72 * 3600), clock: Arc::new(move || time.load(Ordering::Relaxed)), ..Options::default() };
+    let options =
+        Options { retain: Duration::from_secs(72 * 3600), clock: Arc::new(move || time.load(Ordering::Relaxed)), ..Options::default() };
     let (spool, key) = (Spool::open(folder.path(), options.clone()).unwrap(), key());
     for row in 0..10 {
         spool.append(vec![NewRecord::episode(key, episode(row, 0))]).await.unwrap();
@@ -207,7 +216,10 @@ async fn a_file_of_garbage_is_set_aside_and_reported() {
     let records = all(&spool, 1).await;
     assert_eq!(rows(&records), [1]);
     assert!(losses(&records)[0].reason.contains("set aside as spool.db.corrupt-"), "{:?}", losses(&records));
-    let aside = std::fs::read_dir(folder.path()).unwrap().filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().starts_with("spool.db.corrupt-"));
+    let aside = std::fs::read_dir(folder.path())
+        .unwrap()
+        .filter_map(Result::ok)
+        .any(|entry| entry.file_name().to_string_lossy().starts_with("spool.db.corrupt-"));
     assert!(aside);
 }
 
@@ -226,7 +238,9 @@ async fn of_a_partly_damaged_file_the_rest_is_saved() {
     let database = rusqlite::Connection::open(folder.path().join("spool.db")).unwrap();
     database.pragma_update_and_check(None, "wal_checkpoint", "TRUNCATE", |_| Ok(())).unwrap();
     let damaged: i64 = database
-        .query_row("SELECT pageno FROM dbstat WHERE name = 'records' AND pagetype = 'leaf' ORDER BY pageno LIMIT 1 OFFSET 10", [], |row| row.get(0))
+        .query_row("SELECT pageno FROM dbstat WHERE name = 'records' AND pagetype = 'leaf' ORDER BY pageno LIMIT 1 OFFSET 10", [], |row| {
+            row.get(0)
+        })
         .unwrap_or(20);
     drop(database);
     let mut file = std::fs::OpenOptions::new().write(true).open(folder.path().join("spool.db")).unwrap();
@@ -255,7 +269,12 @@ async fn a_full_spool_makes_results_wait_and_drops_telemetry_oldest_first() {
     }
     let mut next = 0_u64;
     let mut stored = || {
-        let batch: Vec<NewRecord> = (0..200).map(|_| { next += 1; NewRecord::episode(key, episode(next, 0)) }).collect();
+        let batch: Vec<NewRecord> = (0..200)
+            .map(|_| {
+                next += 1;
+                NewRecord::episode(key, episode(next, 0))
+            })
+            .collect();
         batch
     };
     let mut appended = 0_u64;
@@ -315,7 +334,11 @@ fn child(test: &str, folder: &Path, wrap: Option<&str>) -> Command {
             command
         }
     };
-    command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads", "1"]).env("SPOOL_TEST_FOLDER", folder).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads", "1"])
+        .env("SPOOL_TEST_FOLDER", folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     command
 }
 
@@ -361,16 +384,14 @@ fn child_that_appends() {
                         let row = next.fetch_add(1, Ordering::Relaxed) as u64;
                         spool.append(vec![NewRecord::episode(key, episode(row, 0))]).await.unwrap();
                         say(&format!("stored {row}\n"));
-                        if row % 97 == 0 {
+                        if row.is_multiple_of(97) {
                             spool.acknowledge(row / 2).await.unwrap();
                         }
                     }
                 })
             })
             .collect();
-        for writer in writers {
-            writer.await.unwrap();
-        }
+        futures::future::join_all(writers).await;
     });
 }
 
@@ -450,7 +471,11 @@ fn a_full_disk_loses_nothing_and_recovers() {
     let script = "mount -t tmpfs -o size=12m none \"$SPOOL_TEST_FOLDER\" && exec \"$@\"";
     let output = child("child_on_a_small_disk", folder.path(), Some(script)).stderr(Stdio::piped()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && text.contains("full after") && text.contains("recovered"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && text.contains("full after") && text.contains("recovered"),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(!text.contains("full after 0\n"), "{text}");
 }
 

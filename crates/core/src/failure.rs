@@ -161,7 +161,15 @@ pub struct Failure {
 
 impl Failure {
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
-        Self { class: code.class(), code, message: message.into(), component: None, exit_code: None, events: Vec::new(), log_lines: Vec::new() }
+        Self {
+            class: code.class(),
+            code,
+            message: message.into(),
+            component: None,
+            exit_code: None,
+            events: Vec::new(),
+            log_lines: Vec::new(),
+        }
     }
 
     #[must_use]

@@ -23,10 +23,7 @@ pub struct InvalidId {
 
 fn encode(id: Uuid) -> String {
     let value = id.as_u128();
-    (0..ENCODED)
-        .rev()
-        .map(|place| char::from(ALPHABET[((value >> (5 * place)) & 31) as usize]))
-        .collect()
+    (0..ENCODED).rev().map(|place| char::from(ALPHABET[((value >> (5 * place)) & 31) as usize])).collect()
 }
 
 fn decode(text: &str) -> Option<Uuid> {
@@ -78,14 +75,11 @@ macro_rules! id_type {
             type Err = InvalidId;
 
             fn from_str(text: &str) -> Result<Self, InvalidId> {
-                text.strip_prefix($prefix)
-                    .and_then(decode)
-                    .map(Self)
-                    .ok_or_else(|| InvalidId {
-                        text: text.chars().take(64).collect(),
-                        noun: $noun,
-                        prefix: $prefix,
-                    })
+                text.strip_prefix($prefix).and_then(decode).map(Self).ok_or_else(|| InvalidId {
+                    text: text.chars().take(64).collect(),
+                    noun: $noun,
+                    prefix: $prefix,
+                })
             }
         }
 

@@ -84,9 +84,7 @@ impl Segment {
         }
         let offset = first - self.first_row;
         let count = end - first;
-        let seeds = self.seeds.as_ref().map(|seeds| {
-            seeds.iter().skip(offset as usize).take(count as usize).copied().collect()
-        });
+        let seeds = self.seeds.as_ref().map(|seeds| seeds.iter().skip(offset as usize).take(count as usize).copied().collect());
         Some(Segment {
             first_row: first,
             count,
@@ -194,8 +192,7 @@ pub fn runs(spec: &EvaluationSpec, segments: &[Segment]) -> Vec<RunRows> {
             let cell: Vec<&Segment> = segments
                 .iter()
                 .filter(|segment| {
-                    segment.model == model_index
-                        && spec.tasks.get(segment.task as usize).is_some_and(|task| task.env == environment.id)
+                    segment.model == model_index && spec.tasks.get(segment.task as usize).is_some_and(|task| task.env == environment.id)
                 })
                 .collect();
             let total: u64 = cell.iter().map(|segment| segment.count).sum();

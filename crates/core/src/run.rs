@@ -160,11 +160,7 @@ pub fn status(counts: &EvaluationCounts) -> EvaluationStatus {
     if counts.cancel_requested {
         return if counts.runs_placed > 0 { EvaluationStatus::Cancelling } else { EvaluationStatus::Cancelled };
     }
-    if counts.runs_running > 0 || finished > 0 {
-        EvaluationStatus::Running
-    } else {
-        EvaluationStatus::Queued
-    }
+    if counts.runs_running > 0 || finished > 0 { EvaluationStatus::Running } else { EvaluationStatus::Queued }
 }
 
 #[cfg(test)]
@@ -175,7 +171,9 @@ mod tests {
     #[test]
     fn terminal_states_stay() {
         for state in RunState::ALL.into_iter().filter(|state| state.is_terminal()) {
-            for event in [RunEvent::Leased, RunEvent::Started, RunEvent::Finished, RunEvent::Failed, RunEvent::LeaseGivenUp, RunEvent::Cancelled] {
+            for event in
+                [RunEvent::Leased, RunEvent::Started, RunEvent::Finished, RunEvent::Failed, RunEvent::LeaseGivenUp, RunEvent::Cancelled]
+            {
                 assert_eq!(state.after(event), None);
             }
         }

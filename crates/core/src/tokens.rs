@@ -30,14 +30,8 @@ pub enum SecretKind {
 }
 
 impl SecretKind {
-    pub const ALL: [Self; 6] = [
-        Self::JoinToken,
-        Self::ControlCredential,
-        Self::PullCredential,
-        Self::RelayCredential,
-        Self::ApiKey,
-        Self::RefreshToken,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::JoinToken, Self::ControlCredential, Self::PullCredential, Self::RelayCredential, Self::ApiKey, Self::RefreshToken];
 
     #[must_use]
     pub const fn prefix(self) -> &'static str {
@@ -90,10 +84,7 @@ impl Secret {
     /// Reads a secret; surrounding white space is dropped.
     pub fn parse(text: &str) -> Result<Self, InvalidSecret> {
         let text = text.trim();
-        let kind = SecretKind::ALL
-            .into_iter()
-            .find(|kind| text.starts_with(kind.prefix()))
-            .ok_or(InvalidSecret::Prefix)?;
+        let kind = SecretKind::ALL.into_iter().find(|kind| text.starts_with(kind.prefix())).ok_or(InvalidSecret::Prefix)?;
         if text.len() != kind.prefix().len() + BODY + CHECK || !text.is_ascii() {
             return Err(InvalidSecret::Length);
         }

@@ -86,9 +86,7 @@ impl Admin {
 
     /// Serves the routes on `address` until `stop` is cancelled; returns the bound address.
     pub async fn listen(&self, address: SocketAddr, stop: CancellationToken) -> anyhow::Result<SocketAddr> {
-        let listener = tokio::net::TcpListener::bind(address)
-            .await
-            .with_context(|| format!("the admin port {address} can't be opened"))?;
+        let listener = tokio::net::TcpListener::bind(address).await.with_context(|| format!("the admin port {address} can't be opened"))?;
         let bound = listener.local_addr().context("the admin port has no address")?;
         let router = self.router();
         tokio::spawn(async move {

@@ -82,9 +82,7 @@ impl std::str::FromStr for LogFormat {
 /// Starts logging. `RLMESH_LOG` filters (`info`, `rlm_cluster=debug,warn`); without it: `info`.
 pub fn init_logging(format: LogFormat) -> anyhow::Result<()> {
     let filter = match std::env::var("RLMESH_LOG") {
-        Ok(text) if !text.is_empty() => {
-            EnvFilter::try_new(&text).with_context(|| format!("RLMESH_LOG '{text}' is not a log filter"))?
-        }
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text).with_context(|| format!("RLMESH_LOG '{text}' is not a log filter"))?,
         Ok(_) | Err(_) => EnvFilter::new("info"),
     };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
@@ -133,11 +131,7 @@ pub fn stop_on_signals() -> anyhow::Result<CancellationToken> {
 }
 
 /// Runs `work` to its end. Once `stop` is cancelled it has `deadline` left, then it is dropped and the drain fails.
-pub async fn drain<T>(
-    stop: CancellationToken,
-    deadline: Duration,
-    work: impl Future<Output = anyhow::Result<T>>,
-) -> anyhow::Result<T> {
+pub async fn drain<T>(stop: CancellationToken, deadline: Duration, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let mut work = std::pin::pin!(work);
     tokio::select! {
         result = &mut work => return result,

@@ -61,14 +61,22 @@ struct ModelLine {
 impl ModelLine {
     async fn open(address: &str, spec: EnvSpec) -> Self {
         let channel = dial(&Address::parse(address).unwrap(), Duration::from_secs(10)).await.unwrap();
-        let mut client = model::model_service_client::ModelServiceClient::new(channel).max_decoding_message_size(256 << 20).max_encoding_message_size(256 << 20);
+        let mut client = model::model_service_client::ModelServiceClient::new(channel)
+            .max_decoding_message_size(256 << 20)
+            .max_encoding_message_size(256 << 20);
         let base = Some(rlmesh_proto::core_handshake_request("bench", &[], None));
         client.handshake(model::HandshakeRequest { base }).await.unwrap();
         let (requests, stream) = mpsc::channel(16);
         let responses = client.join(ReceiverStream::new(stream)).await.unwrap().into_inner();
         let mut line = Self { requests, responses, route: uuid::Uuid::now_v7().to_string(), count: 0 };
         let context = Some(line.context());
-        let resolve = model::ResolveAdapterRequest { context, env_spec: Some(spec), selected_workflow_edition: "2026.06".into(), execution_horizon: 1, delivers_history: false };
+        let resolve = model::ResolveAdapterRequest {
+            context,
+            env_spec: Some(spec),
+            selected_workflow_edition: "2026.06".into(),
+            execution_horizon: 1,
+            delivers_history: false,
+        };
         match line.call(model::join_request::Kind::ResolveAdapter(resolve)).await {
             model::join_response::Kind::ResolveAdapter(_) => line,
             other => panic!("{other:?}"),
@@ -162,7 +170,11 @@ fn cartpole(python: &Path) {
     let one_lane = median(ours);
     note("cartpole_runner_one_lane_steps_per_second", one_lane);
     figure("cartpole_runner_to_bare_loop", median(ratios), true, 0.95);
-    let output = Command::new(python).arg(root().join("crates/runner/benches/python/sdk_run.py")).args([&model.address, &env.address, "12", &STEPS.to_string()]).output().unwrap();
+    let output = Command::new(python)
+        .arg(root().join("crates/runner/benches/python/sdk_run.py"))
+        .args([&model.address, &env.address, "12", &STEPS.to_string()])
+        .output()
+        .unwrap();
     let sdk: f64 = match String::from_utf8_lossy(&output.stdout).trim().parse() {
         Ok(value) => value,
         Err(_) => panic!("rlmesh.run did not run: {}", String::from_utf8_lossy(&output.stderr)),
@@ -180,12 +192,21 @@ fn camera_predicts(python: &Path) {
     let image = SpaceSpec { shape: vec![224, 224, 3], dtype: DataType::Uint8.into(), spec: Some(Spec::Box(BoxSpec::default())) };
     let state = SpaceSpec { shape: vec![8], dtype: DataType::Float32.into(), spec: Some(Spec::Box(BoxSpec::default())) };
     let observation_space = SpaceSpec {
-        spec: Some(Spec::Dict(DictSpec { keys: vec!["front".into(), "wrist".into(), "state".into()], spaces: vec![image.clone(), image, state.clone()] })),
+        spec: Some(Spec::Dict(DictSpec {
+            keys: vec!["front".into(), "wrist".into(), "state".into()],
+            spaces: vec![image.clone(), image, state.clone()],
+        })),
         ..SpaceSpec::default()
     };
     let action_space = SpaceSpec { shape: vec![7], ..state };
-    let spec = EnvSpec { id: "cameras".into(), observation_space: Some(observation_space), action_space: Some(action_space), metadata: Some(MetaMap::default()) };
-    let observation = SpaceValue { leaves: vec![Bytes::from(vec![7; 224 * 224 * 3]), Bytes::from(vec![9; 224 * 224 * 3]), Bytes::from(vec![0; 32])] };
+    let spec = EnvSpec {
+        id: "cameras".into(),
+        observation_space: Some(observation_space),
+        action_space: Some(action_space),
+        metadata: Some(MetaMap::default()),
+    };
+    let observation =
+        SpaceValue { leaves: vec![Bytes::from(vec![7; 224 * 224 * 3]), Bytes::from(vec![9; 224 * 224 * 3]), Bytes::from(vec![0; 32])] };
     let folder = tempfile::tempdir().unwrap();
     let port = free_port();
     let mut times = Vec::new();

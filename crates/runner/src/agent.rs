@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rlm_api::cluster::v1::{
-    AcquireBinding, AgentCommand, Episode, Failure as WireFailure, Plan, Progress, RestartComponent, RunMetrics, RunnerMessage, agent_command::Command,
-    runner_service_client::RunnerServiceClient,
+    AcquireBinding, AgentCommand, Episode, Failure as WireFailure, Plan, Progress, RestartComponent, RunMetrics, RunnerMessage,
+    agent_command::Command, runner_service_client::RunnerServiceClient,
 };
 use rlm_core::failure::Failure;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -177,7 +177,9 @@ impl Agent {
         alone_since: &mut Instant,
     ) -> Result<(), Break> {
         let channel = transport::dial(address, tuning.connect).await.map_err(Break::Lost)?;
-        let mut client = RunnerServiceClient::new(channel).max_decoding_message_size(transport::MAX_MESSAGE).max_encoding_message_size(transport::MAX_MESSAGE);
+        let mut client = RunnerServiceClient::new(channel)
+            .max_decoding_message_size(transport::MAX_MESSAGE)
+            .max_encoding_message_size(transport::MAX_MESSAGE);
         let (outgoing, stream) = mpsc::channel::<RunnerMessage>(16);
         let attach = Outbox::<Permit>::attach(&identity.run_id, &identity.token);
         outgoing.send(attach).await.map_err(|_| Break::Lost("the stream closed at once".to_owned()))?;
@@ -259,7 +261,12 @@ impl From<tonic::Status> for Break {
     fn from(status: tonic::Status) -> Self {
         let message = status.message().to_owned();
         match status.code() {
-            code @ (Code::Unauthenticated | Code::PermissionDenied | Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition | Code::Unimplemented) => Self::Refused { code, message },
+            code @ (Code::Unauthenticated
+            | Code::PermissionDenied
+            | Code::NotFound
+            | Code::InvalidArgument
+            | Code::FailedPrecondition
+            | Code::Unimplemented) => Self::Refused { code, message },
             code => Self::Lost(format!("{code:?}: {message}")),
         }
     }

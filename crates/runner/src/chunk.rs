@@ -130,7 +130,6 @@ impl Player {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use bytes::Bytes;
     use proptest::prelude::*;

@@ -42,19 +42,33 @@ pub fn env_error(component: &str, call: EnvCall, error: &EnvError) -> (Failure, 
     let text = one_paragraph(&error.message);
     let place = call.as_str();
     let (code, message, remedy) = match EnvErrorCode::try_from(error.code).unwrap_or(EnvErrorCode::Unspecified) {
-        EnvErrorCode::Timeout => (FailureCode::EnvironmentHung, format!("the environment's {place} took longer than it may: {text}"), EnvRemedy::Reset),
+        EnvErrorCode::Timeout => {
+            (FailureCode::EnvironmentHung, format!("the environment's {place} took longer than it may: {text}"), EnvRemedy::Reset)
+        }
         EnvErrorCode::InvalidAction if call == EnvCall::Step => {
             (FailureCode::ModelInvalidAction, format!("the environment refused the model's action: {text}"), EnvRemedy::Reset)
         }
         EnvErrorCode::InvalidAction => (FailureCode::Internal, format!("the environment refused our {place}: {text}"), EnvRemedy::Reset),
-        EnvErrorCode::NotReady => (FailureCode::ConnectionLost, format!("the environment was not ready for our {place}: {text}"), EnvRemedy::Reconnect),
-        EnvErrorCode::Busy => (FailureCode::ConnectionLost, format!("the environment was busy at our {place}: {text}"), EnvRemedy::Reconnect),
-        EnvErrorCode::Unsupported => (FailureCode::Unsupported, format!("the environment does not support this {place}: {text}"), EnvRemedy::Reset),
-        EnvErrorCode::Internal | EnvErrorCode::Unspecified if breaks_contract(&error.message) => {
-            (FailureCode::EnvironmentContract, format!("what the environment's {place} returned breaks its own contract: {text}"), EnvRemedy::Reset)
+        EnvErrorCode::NotReady => {
+            (FailureCode::ConnectionLost, format!("the environment was not ready for our {place}: {text}"), EnvRemedy::Reconnect)
         }
-        EnvErrorCode::Internal | EnvErrorCode::Unspecified => (FailureCode::EnvironmentError, format!("the environment raised in {place}: {text}"), EnvRemedy::Reset),
-        EnvErrorCode::Crashed => (FailureCode::EnvironmentCrashed, format!("the environment crashed in {place}: {text}"), EnvRemedy::Restart),
+        EnvErrorCode::Busy => {
+            (FailureCode::ConnectionLost, format!("the environment was busy at our {place}: {text}"), EnvRemedy::Reconnect)
+        }
+        EnvErrorCode::Unsupported => {
+            (FailureCode::Unsupported, format!("the environment does not support this {place}: {text}"), EnvRemedy::Reset)
+        }
+        EnvErrorCode::Internal | EnvErrorCode::Unspecified if breaks_contract(&error.message) => (
+            FailureCode::EnvironmentContract,
+            format!("what the environment's {place} returned breaks its own contract: {text}"),
+            EnvRemedy::Reset,
+        ),
+        EnvErrorCode::Internal | EnvErrorCode::Unspecified => {
+            (FailureCode::EnvironmentError, format!("the environment raised in {place}: {text}"), EnvRemedy::Reset)
+        }
+        EnvErrorCode::Crashed => {
+            (FailureCode::EnvironmentCrashed, format!("the environment crashed in {place}: {text}"), EnvRemedy::Restart)
+        }
         EnvErrorCode::Cancelled | EnvErrorCode::Closed => {
             (FailureCode::ConnectionLost, format!("the environment's session was closed during {place}: {text}"), EnvRemedy::Reconnect)
         }
@@ -78,18 +92,26 @@ pub enum ModelRemedy {
 pub fn model_error(component: &str, error: &ModelError) -> (Failure, ModelRemedy) {
     let text = one_paragraph(&error.message);
     let (code, message, remedy) = match ModelErrorCode::try_from(error.code).unwrap_or(ModelErrorCode::Unspecified) {
-        ModelErrorCode::NotConfigured => (FailureCode::ConnectionLost, format!("the model has forgotten its adapter: {text}"), ModelRemedy::Bind),
+        ModelErrorCode::NotConfigured => {
+            (FailureCode::ConnectionLost, format!("the model has forgotten its adapter: {text}"), ModelRemedy::Bind)
+        }
         ModelErrorCode::Internal | ModelErrorCode::Unspecified | ModelErrorCode::InvalidRequest if forgot_adapter(&error.message) => {
             (FailureCode::ConnectionLost, format!("the model has forgotten its adapter: {text}"), ModelRemedy::Bind)
         }
         ModelErrorCode::Internal | ModelErrorCode::Unspecified if breaks_action_space(&error.message) => {
             (FailureCode::ModelInvalidAction, format!("the model's action does not fit the environment: {text}"), ModelRemedy::None)
         }
-        ModelErrorCode::Internal | ModelErrorCode::Unspecified => (FailureCode::ModelError, format!("the model raised in predict: {text}"), ModelRemedy::None),
+        ModelErrorCode::Internal | ModelErrorCode::Unspecified => {
+            (FailureCode::ModelError, format!("the model raised in predict: {text}"), ModelRemedy::None)
+        }
         ModelErrorCode::InvalidRequest => (FailureCode::Internal, format!("the model refused our predict: {text}"), ModelRemedy::None),
         ModelErrorCode::Busy => (FailureCode::ConnectionLost, format!("the model was busy: {text}"), ModelRemedy::Reconnect),
-        ModelErrorCode::Unsupported => (FailureCode::Unsupported, format!("the model does not support this predict: {text}"), ModelRemedy::None),
-        ModelErrorCode::Cancelled | ModelErrorCode::Closed => (FailureCode::ConnectionLost, format!("the model's stream was closed: {text}"), ModelRemedy::Reconnect),
+        ModelErrorCode::Unsupported => {
+            (FailureCode::Unsupported, format!("the model does not support this predict: {text}"), ModelRemedy::None)
+        }
+        ModelErrorCode::Cancelled | ModelErrorCode::Closed => {
+            (FailureCode::ConnectionLost, format!("the model's stream was closed: {text}"), ModelRemedy::Reconnect)
+        }
     };
     (Failure::new(code, message).of(component), remedy)
 }
@@ -101,8 +123,13 @@ pub fn bind_error(component: &str, error: &ModelError) -> Failure {
     let code = match ModelErrorCode::try_from(error.code) {
         Ok(ModelErrorCode::Unsupported) => FailureCode::Unsupported,
         Ok(ModelErrorCode::Cancelled | ModelErrorCode::Closed | ModelErrorCode::Busy) => FailureCode::ConnectionLost,
-        Ok(ModelErrorCode::Unspecified | ModelErrorCode::InvalidRequest | ModelErrorCode::NotConfigured | ModelErrorCode::Internal) | Err(_) => {
-            if text.contains("execution_horizon") || text.contains("native_chunk") { FailureCode::Unsupported } else { FailureCode::IncompatibleSpecs }
+        Ok(ModelErrorCode::Unspecified | ModelErrorCode::InvalidRequest | ModelErrorCode::NotConfigured | ModelErrorCode::Internal)
+        | Err(_) => {
+            if text.contains("execution_horizon") || text.contains("native_chunk") {
+                FailureCode::Unsupported
+            } else {
+                FailureCode::IncompatibleSpecs
+            }
         }
     };
     Failure::new(code, format!("the model can't be adapted to this environment: {text}")).of(component)
@@ -115,9 +142,10 @@ fn breaks_contract(message: &str) -> bool {
     if let Some((_, said)) = message.split_once(" failed: ValueError: ") {
         return ["$: ", "$.", "$[", "invalid box value: "].iter().any(|start| said.starts_with(start));
     }
-    ["observation", "reward", "rewards", "info"].iter().any(|place| {
-        message.strip_prefix(place).is_some_and(|rest| rest.starts_with([':', '[', '.', ' ']))
-    }) || message.contains("does not conform")
+    ["observation", "reward", "rewards", "info"]
+        .iter()
+        .any(|place| message.strip_prefix(place).is_some_and(|rest| rest.starts_with([':', '[', '.', ' '])))
+        || message.contains("does not conform")
         || message.contains("does not match the observation space")
 }
 

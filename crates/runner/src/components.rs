@@ -64,7 +64,10 @@ impl Components {
             view.restarting = phase == Phase::Restarting;
             match phase {
                 Phase::Failed => {
-                    let failure = failure.unwrap_or_else(|| Failure::new(FailureCode::Internal, format!("{} ended for good; the agent did not say why", message.name)).of(&message.name));
+                    let failure = failure.unwrap_or_else(|| {
+                        Failure::new(FailureCode::Internal, format!("{} ended for good; the agent did not say why", message.name))
+                            .of(&message.name)
+                    });
                     view.ended.insert(message.attempt, failure.clone());
                     view.failed = Some(failure);
                 }
@@ -116,7 +119,9 @@ impl Components {
     pub async fn verdict(&self, name: &str, attempt: u32, wait: Duration) -> Option<Failure> {
         let mut views = self.views.subscribe();
         let over = |views: &BTreeMap<String, View>| {
-            views.get(name).is_some_and(|view| view.attempt > attempt || view.failed.is_some() || (view.attempt == attempt && view.restarting))
+            views
+                .get(name)
+                .is_some_and(|view| view.attempt > attempt || view.failed.is_some() || (view.attempt == attempt && view.restarting))
         };
         let views = tokio::time::timeout(wait, views.wait_for(over)).await.ok()?.ok()?;
         let view = views.get(name)?;
@@ -126,14 +131,15 @@ impl Components {
     /// Returns when `attempt` is no longer the one that serves.
     pub async fn gone(&self, name: &str, attempt: u32) {
         let mut views = self.views.subscribe();
-        let over = |views: &BTreeMap<String, View>| views.get(name).is_none_or(|view| view.attempt > attempt || view.failed.is_some() || view.restarting);
+        let over = |views: &BTreeMap<String, View>| {
+            views.get(name).is_none_or(|view| view.attempt > attempt || view.failed.is_some() || view.restarting)
+        };
         let _ = views.wait_for(over).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use rlm_api::cluster::v1;
 

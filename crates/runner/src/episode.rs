@@ -19,7 +19,11 @@ impl StepLimits {
     pub fn of(task: &RunTask, limits: &Limits) -> Self {
         let own = u32::try_from(defaults(Edition::E2026_06).default_max_episode_steps).unwrap_or(100_000);
         let steps = [task.max_episode_steps, limits.max_episode_steps].into_iter().flatten().min().unwrap_or(own).max(1);
-        let seconds = [task.max_episode_seconds, limits.max_episode_seconds].into_iter().flatten().filter(|seconds| *seconds > 0.0).min_by(f64::total_cmp);
+        let seconds = [task.max_episode_seconds, limits.max_episode_seconds]
+            .into_iter()
+            .flatten()
+            .filter(|seconds| *seconds > 0.0)
+            .min_by(f64::total_cmp);
         Self { steps, duration: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) }
     }
 }
@@ -73,11 +77,21 @@ impl Account {
     }
 
     /// Adds a step. `info` is the lane's info of this step, `elapsed` the episode's age.
-    pub fn step(&mut self, result: StepResult, info: Option<&MetaMap>, elapsed: Duration, limits: StepLimits, rule: Option<&SuccessRule>) -> After {
+    pub fn step(
+        &mut self,
+        result: StepResult,
+        info: Option<&MetaMap>,
+        elapsed: Duration,
+        limits: StepLimits,
+        rule: Option<&SuccessRule>,
+    ) -> After {
         self.note(info);
         self.steps += 1;
         if !result.reward.is_finite() {
-            return After::Broken(format!("the environment returned the reward {} in step {}; a reward has to be a finite number", result.reward, self.steps));
+            return After::Broken(format!(
+                "the environment returned the reward {} in step {}; a reward has to be a finite number",
+                result.reward, self.steps
+            ));
         }
         self.reward += result.reward;
         let over = result.terminated || result.truncated;
@@ -133,7 +147,6 @@ pub fn lane_info(info: Option<&MetaMap>, position: usize, width: usize) -> Optio
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use proptest::prelude::*;
     use rlm_core::evaluation::SuccessMetric;
@@ -208,7 +221,8 @@ mod tests {
 
     #[test]
     fn a_lane_finds_its_info_among_several() {
-        let list = |items: Vec<Kind>| Kind::List(MetaList { items: items.into_iter().map(|kind| MetaValue { kind: Some(kind) }).collect() });
+        let list =
+            |items: Vec<Kind>| Kind::List(MetaList { items: items.into_iter().map(|kind| MetaValue { kind: Some(kind) }).collect() });
         let batched = info(&[
             ("final_info", list(vec![Kind::Map(info(&[("is_success", Kind::Bool(true))])), Kind::Map(info(&[("x", Kind::Integer(1))]))])),
             ("_final_info", list(vec![Kind::Bool(true), Kind::Bool(false)])),

@@ -140,13 +140,17 @@ pub fn check_horizon(corners: Option<&[String]>, native_chunk: Option<u32>, hori
     {
         return Err(Failure::new(
             FailureCode::Unsupported,
-            format!("executionHorizon is {horizon}, but the model defines neither predict_chunk nor predict_chunk_batch, so it would predict every step; set executionHorizon to 1"),
+            format!(
+                "executionHorizon is {horizon}, but the model defines neither predict_chunk nor predict_chunk_batch, so it would predict every step; set executionHorizon to 1"
+            ),
         ));
     }
     match native_chunk {
         Some(native) if horizon > native => Err(Failure::new(
             FailureCode::Unsupported,
-            format!("executionHorizon is {horizon}, but one predict of the model answers {native} actions; set executionHorizon to {native} or less"),
+            format!(
+                "executionHorizon is {horizon}, but one predict of the model answers {native} actions; set executionHorizon to {native} or less"
+            ),
         )),
         Some(_) | None => Ok(()),
     }
@@ -173,10 +177,14 @@ pub fn drive(contract: &EnvContract, peer: &PeerFacts) -> Result<Drive, Failure>
     match AutoresetMode::try_from(contract.autoreset_mode) {
         Ok(AutoresetMode::Disabled | AutoresetMode::Unspecified) => {}
         Ok(AutoresetMode::NextStep) => {
-            return Err(unsupported("the environment resets itself after an episode (NEXT_STEP), so the seed of a row can't reach it; serve a plain environment, not a vector one"));
+            return Err(unsupported(
+                "the environment resets itself after an episode (NEXT_STEP), so the seed of a row can't reach it; serve a plain environment, not a vector one",
+            ));
         }
         Ok(AutoresetMode::SameStep) => {
-            return Err(unsupported("the environment resets itself within the last step (SAME_STEP), which hides the last observation; serve a plain environment, not a vector one"));
+            return Err(unsupported(
+                "the environment resets itself within the last step (SAME_STEP), which hides the last observation; serve a plain environment, not a vector one",
+            ));
         }
         Err(_) => return Err(unsupported("the environment has an autoreset mode that this runner does not know")),
     }
@@ -185,7 +193,6 @@ pub fn drive(contract: &EnvContract, peer: &PeerFacts) -> Result<Drive, Failure>
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     fn peer(editions: &[&str], preferred: Option<&str>) -> PeerFacts {
@@ -255,7 +262,10 @@ mod tests {
         let mut extra = HashMap::new();
         extra.insert(DESCRIBE.to_owned(), r#"{"corners":["predict_batch"]}"#.to_owned());
         extra.insert("rlmesh.startup.imports_ms".to_owned(), "612.4".to_owned());
-        let response = HandshakeResponse { peer_info: Some(PeerInfo { extra, package_version: "0.1.0".to_owned(), ..PeerInfo::default() }), ..HandshakeResponse::default() };
+        let response = HandshakeResponse {
+            peer_info: Some(PeerInfo { extra, package_version: "0.1.0".to_owned(), ..PeerInfo::default() }),
+            ..HandshakeResponse::default()
+        };
         let facts = PeerFacts::read(&response);
         assert_eq!(facts.corners().unwrap(), ["predict_batch"]);
         assert_eq!(facts.startup_ms["imports"], 612);

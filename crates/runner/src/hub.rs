@@ -55,7 +55,10 @@ pub struct Predicted {
 pub enum Heard {
     Predicted(Vec<Predicted>),
     /// All that was asked is void; lanes not listed were bystanders.
-    Down { failure: Failure, blamed: Vec<(usize, u64, Blame)> },
+    Down {
+        failure: Failure,
+        blamed: Vec<(usize, u64, Blame)>,
+    },
 }
 
 /// A bound adapter's terms.
@@ -73,12 +76,30 @@ pub enum BindError {
 }
 
 pub enum Call {
-    Open { session: u64, heard: mpsc::Sender<Heard> },
-    Close { session: u64, routes: Vec<String> },
+    Open {
+        session: u64,
+        heard: mpsc::Sender<Heard>,
+    },
+    Close {
+        session: u64,
+        routes: Vec<String>,
+    },
     /// Calls of another epoch than the hub's are void.
-    Bind { epoch: u64, routes: Vec<String>, spec: Box<EnvSpec>, edition: String, reply: oneshot::Sender<Result<Bound, BindError>> },
-    Predict { epoch: u64, jobs: Vec<Predict> },
-    EndEpisode { route: String, episode_id: String },
+    Bind {
+        epoch: u64,
+        routes: Vec<String>,
+        spec: Box<EnvSpec>,
+        edition: String,
+        reply: oneshot::Sender<Result<Bound, BindError>>,
+    },
+    Predict {
+        epoch: u64,
+        jobs: Vec<Predict>,
+    },
+    EndEpisode {
+        route: String,
+        episode_id: String,
+    },
 }
 
 /// Where the model stands.
@@ -86,7 +107,10 @@ pub enum Call {
 pub enum ModelState {
     Starting,
     /// The epoch rises whenever adapters have to be bound anew.
-    Up { epoch: u64, facts: Arc<PeerFacts> },
+    Up {
+        epoch: u64,
+        facts: Arc<PeerFacts>,
+    },
     Failed(Failure),
 }
 
@@ -159,7 +183,7 @@ impl HubSettings {
             // Calls that come while no model serves are answered, not kept.
             let ready = tokio::select! {
                 ready = self.agent.components.ready(MODEL, after) => ready,
-                unused = serving.refuse_calls(&mut inbox) => match unused { () => return },
+                () = serving.refuse_calls(&mut inbox) => return,
             };
             let ready = match ready {
                 Ok(ready) => ready,
@@ -246,7 +270,8 @@ impl HubSettings {
             match ended {
                 Ended::Unused => return Ok(()),
                 Ended::Hung => {
-                    let message = format!("the model answered nothing for {} s; its process is replaced", self.progress_timeout.as_secs_f64());
+                    let message =
+                        format!("the model answered nothing for {} s; its process is replaced", self.progress_timeout.as_secs_f64());
                     let failure = self.replace(ready, FailureCode::ModelHung, message).await;
                     serving.down(&failure);
                     return Err(failure);
@@ -261,8 +286,13 @@ impl HubSettings {
                 Ended::Lost(message) => {
                     let verdict = self.agent.components.verdict(MODEL, ready.attempt, self.tuning.verdict).await;
                     let lives = verdict.is_none();
-                    let failure = verdict
-                        .unwrap_or_else(|| Failure::new(FailureCode::ConnectionLost, format!("the connection to the model broke ({message}); its process was not seen to end")).of(MODEL));
+                    let failure = verdict.unwrap_or_else(|| {
+                        Failure::new(
+                            FailureCode::ConnectionLost,
+                            format!("the connection to the model broke ({message}); its process was not seen to end"),
+                        )
+                        .of(MODEL)
+                    });
                     serving.down(&failure);
                     if !lives || *fruitless > self.tuning.fruitless_restarts {
                         return Err(failure);

@@ -57,7 +57,8 @@ fn configure(arguments: &Arguments) -> anyhow::Result<Start> {
     std::io::stdin().lock().read_line(&mut token).context("the run's token can't be read from standard input")?;
     let token = token.trim().to_owned();
     anyhow::ensure!(!token.is_empty(), "the first line of standard input has to be the run's token, it is empty");
-    let cores = arguments.cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1)));
+    let cores =
+        arguments.cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1)));
     let tuning = Tuning { agent_patience: Duration::from_secs(arguments.agent_patience), ..Tuning::default() };
     Ok(Start { agent, identity: Identity { run_id: run.to_string(), token }, tuning, cores })
 }

@@ -7,8 +7,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rlm_api::cluster::v1::{
-    AcquireBinding, Attach, Done, Episode, Episodes, Failure as WireFailure, Progress, ProvenanceReport, ReleaseBinding, RestartComponent, RunMetrics, RunnerMessage,
-    runner_message::Message,
+    AcquireBinding, Attach, Done, Episode, Episodes, Failure as WireFailure, Progress, ProvenanceReport, ReleaseBinding, RestartComponent,
+    RunMetrics, RunnerMessage, runner_message::Message,
 };
 
 /// What to do next on the stream.
@@ -189,7 +189,8 @@ impl<P> Outbox<P> {
         while !self.open.is_empty() {
             let size = self.open.len().min(self.flush_at);
             let sequence = self.take_sequence();
-            let batch = Batch { sequence, episodes: self.open.drain(..size).collect(), _permits: self.open_permits.drain(..size).collect() };
+            let batch =
+                Batch { sequence, episodes: self.open.drain(..size).collect(), _permits: self.open_permits.drain(..size).collect() };
             self.unacknowledged.push_back(batch);
         }
     }
@@ -247,7 +248,6 @@ fn send(inner: Message) -> Next {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use proptest::prelude::*;
 

@@ -64,7 +64,9 @@ impl Pod {
             match self.attempt(&name, &ready, &mut fruitless).await {
                 Attempt::End(end) => return end,
                 Attempt::Over(failure) if fruitless > self.setting.tuning.fruitless_restarts => return PodEnd::Retired(failure),
-                Attempt::Over(failure) => tracing::warn!(component = %name, attempt = ready.attempt, code = failure.code.as_str(), reason = %failure.message, "environment process ended"),
+                Attempt::Over(failure) => {
+                    tracing::warn!(component = %name, attempt = ready.attempt, code = failure.code.as_str(), reason = %failure.message, "environment process ended")
+                }
             }
             after = Some(ready.attempt);
         }
@@ -74,7 +76,11 @@ impl Pod {
     async fn attempt(&self, name: &str, ready: &Ready, fruitless: &mut u32) -> Attempt {
         let address = match Address::parse(&ready.address) {
             Ok(address) => address,
-            Err(error) => return Attempt::End(PodEnd::Retired(Failure::new(FailureCode::AgentError, format!("the agent's address of {name}: {error}")).of(name))),
+            Err(error) => {
+                return Attempt::End(PodEnd::Retired(
+                    Failure::new(FailureCode::AgentError, format!("the agent's address of {name}: {error}")).of(name),
+                ));
+            }
         };
         let mut backoff = Backoff::new(self.setting.tuning.backoff);
         let mut refusals = 0;
@@ -100,7 +106,9 @@ impl Pod {
                     }
                     if refusals > 8 {
                         *fruitless += 1;
-                        return Attempt::Over(self.replace(name, ready, FailureCode::ConnectionLost, format!("no session can be opened: {message}")).await);
+                        return Attempt::Over(
+                            self.replace(name, ready, FailureCode::ConnectionLost, format!("no session can be opened: {message}")).await,
+                        );
                     }
                     tracing::debug!(component = name, reason = %message, "no session yet; trying again");
                     self.pause(&mut backoff).await;
@@ -142,7 +150,10 @@ impl Pod {
                     return Attempt::Over(self.replace(name, ready, failure.code, message).await);
                 }
                 Ended::Hung(lanes) => {
-                    let message = format!("the environment made no progress for {} s; its process is replaced", self.setting.spec.limits.progress_timeout_ms as f64 / 1e3);
+                    let message = format!(
+                        "the environment made no progress for {} s; its process is replaced",
+                        self.setting.spec.limits.progress_timeout_ms as f64 / 1e3
+                    );
                     let failure = self.replace(name, ready, FailureCode::EnvironmentHung, message).await;
                     session.interrupt_all(&failure, Some(&lanes));
                     return Attempt::Over(failure);
@@ -158,14 +169,24 @@ impl Pod {
                             return Attempt::Over(failure);
                         }
                         None => {
-                            let failure = Failure::new(FailureCode::ConnectionLost, format!("the connection to {name} broke ({message}); its process was not seen to end")).of(name);
+                            let failure = Failure::new(
+                                FailureCode::ConnectionLost,
+                                format!("the connection to {name} broke ({message}); its process was not seen to end"),
+                            )
+                            .of(name);
                             session.interrupt_all(&failure, None);
                         }
                     }
                 }
             }
             if *fruitless > self.setting.tuning.fruitless_restarts {
-                return Attempt::End(PodEnd::Retired(Failure::new(FailureCode::ConnectionLost, format!("{fruitless} sessions with {name} in turn ended before anything was done")).of(name)));
+                return Attempt::End(PodEnd::Retired(
+                    Failure::new(
+                        FailureCode::ConnectionLost,
+                        format!("{fruitless} sessions with {name} in turn ended before anything was done"),
+                    )
+                    .of(name),
+                ));
             }
             self.pause(&mut backoff).await;
         }
@@ -196,12 +217,15 @@ impl Pod {
             self.book.warn(format!("{name} serves {lanes} environments where {} were asked for", self.lanes));
         }
         let drive = if peer.contract.num_envs.max(1) > 1 { Drive::Lanes(lanes) } else { Drive::Whole };
-        let edition = facts::edition(&peer.facts, &model, setting.spec.model.workflow_edition.as_deref()).map_err(|failure| OpenError::Never(failure.of(name)))?;
+        let edition = facts::edition(&peer.facts, &model, setting.spec.model.workflow_edition.as_deref())
+            .map_err(|failure| OpenError::Never(failure.of(name)))?;
         let stream = peer.join(name, &edition, lanes as usize, &setting.tuning).await?;
         self.book.environment(&peer.facts, &edition, &ready.node);
         let number = self.sessions.fetch_add(1, Ordering::Relaxed);
         let component = name.to_owned();
-        Session::new(setting, component, number, stream, peer.contract, edition, (drive, lanes as usize)).map(|session| Opened::Session(Box::new(session))).map_err(OpenError::Never)
+        Session::new(setting, component, number, stream, peer.contract, edition, (drive, lanes as usize))
+            .map(|session| Opened::Session(Box::new(session)))
+            .map_err(OpenError::Never)
     }
 
     /// Asks for a new process; the failure carries the last output of the old one.

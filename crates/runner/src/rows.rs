@@ -189,7 +189,6 @@ impl Spread {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use proptest::prelude::*;
 
@@ -221,7 +220,12 @@ mod tests {
         assert_eq!(rows.take(1, true), None);
         assert_eq!(rows.interrupted(suspect, crashed, Blame::Sole), Verdict::Again);
         let other = rows.take(0, false).unwrap();
-        let again = if other.row == 10 { other } else { rows.put_back(other); rows.take(0, false).unwrap() };
+        let again = if other.row == 10 {
+            other
+        } else {
+            rows.put_back(other);
+            rows.take(0, false).unwrap()
+        };
         assert!(matches!(rows.interrupted(again, crashed, Blame::Sole), Verdict::Errored(work) if work.attempt == 6));
     }
 
@@ -294,8 +298,7 @@ mod tests {
                     _ => {}
                 }
             }
-            loop {
-                let Some(work) = running.pop().or_else(|| rows.take(running.len(), running.iter().any(|work| work.alone))) else { break };
+            while let Some(work) = running.pop().or_else(|| rows.take(running.len(), running.iter().any(|work| work.alone))) {
                 *outcomes.entry(work.row).or_insert(0) += 1;
                 rows.finished();
             }

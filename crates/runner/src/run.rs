@@ -68,7 +68,10 @@ pub async fn run(start: Start, stop: CancellationToken) -> anyhow::Result<()> {
             // The run is not over: its rows go on in the next runner. What is finished is delivered first.
             let delivered = agent.deliver(tuning.goodbye).await;
             line.abort();
-            anyhow::bail!("told to stop before the run was over; {}", if delivered { "all finished episodes are delivered" } else { "some finished episodes could not be delivered" });
+            anyhow::bail!(
+                "told to stop before the run was over; {}",
+                if delivered { "all finished episodes are delivered" } else { "some finished episodes could not be delivered" }
+            );
         }
     };
     ended.context("the task that talks to the agent ended")?.context("the run could not be carried out")
@@ -85,7 +88,10 @@ enum Over {
 async fn carry_out(agent: &Agent, plan: Plan, tuning: &Arc<Tuning>, cores: u32) -> Option<Failure> {
     let failure = match serde_json::from_str::<RunSpec>(&plan.run_json) {
         Ok(spec) => Driver::new(agent.clone(), spec, plan, Arc::clone(tuning), cores).run().await,
-        Err(error) => Some(Failure::new(FailureCode::Internal, format!("the run's specification can't be read by this version of the runner: {error}")).of("runner")),
+        Err(error) => Some(
+            Failure::new(FailureCode::Internal, format!("the run's specification can't be read by this version of the runner: {error}"))
+                .of("runner"),
+        ),
     };
     if let Some(failure) = &failure {
         tracing::warn!(code = failure.code.as_str(), reason = %failure.message, "the run ends early");
@@ -183,7 +189,13 @@ impl Driver {
 
     /// Runs all rows. False when it had to stop before each had an outcome.
     async fn bindings(&self, hub: &Hub) -> bool {
-        let with_rows: BTreeSet<u32> = self.plan.rows.iter().filter(|block| block.count > 0).filter_map(|block| Some(self.spec.tasks.get(block.task as usize)?.binding)).collect();
+        let with_rows: BTreeSet<u32> = self
+            .plan
+            .rows
+            .iter()
+            .filter(|block| block.count > 0)
+            .filter_map(|block| Some(self.spec.tasks.get(block.task as usize)?.binding))
+            .collect();
         for binding in with_rows {
             if !self.binding(hub, binding).await {
                 return false;
@@ -204,7 +216,10 @@ impl Driver {
             match self.with_processes(hub, binding, spread, &board).await {
                 Outcome::Done => return board.open() == 0,
                 Outcome::OneLane if spread.lanes_per_pod > 1 => {
-                    self.book.warn(format!("the environment can't be served as {} lanes of one process; one process per lane is used", spread.lanes_per_pod));
+                    self.book.warn(format!(
+                        "the environment can't be served as {} lanes of one process; one process per lane is used",
+                        spread.lanes_per_pod
+                    ));
                     spread = chosen.one_lane_each(self.cores);
                 }
                 Outcome::OneLane => {
@@ -277,7 +292,9 @@ impl Driver {
                     tracing::warn!(code = failure.code.as_str(), reason = %failure.message, "an environment process is given up");
                     last_failure = Some(failure);
                 }
-                Err(error) => last_failure = Some(Failure::new(FailureCode::Internal, format!("a task of the runner failed: {error}")).of("runner")),
+                Err(error) => {
+                    last_failure = Some(Failure::new(FailureCode::Internal, format!("a task of the runner failed: {error}")).of("runner"))
+                }
             }
         }
         stop.cancel();
@@ -303,6 +320,8 @@ async fn model_failed(hub: &Hub) -> Failure {
     let mut state = hub.state();
     match state.wait_for(|state| matches!(state, ModelState::Failed(_))).await.map(|state| state.clone()) {
         Ok(ModelState::Failed(failure)) => failure,
-        Ok(ModelState::Starting | ModelState::Up { .. }) | Err(_) => Failure::new(FailureCode::Internal, "the model's task ended without a word").of(MODEL),
+        Ok(ModelState::Starting | ModelState::Up { .. }) | Err(_) => {
+            Failure::new(FailureCode::Internal, "the model's task ended without a word").of(MODEL)
+        }
     }
 }

@@ -134,15 +134,27 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub fn new(setting: &'a Setting, component: String, number: u64, stream: EnvStream, contract: EnvContract, edition: String, (drive, lanes): (Drive, usize)) -> Result<Self, Failure> {
+    pub fn new(
+        setting: &'a Setting,
+        component: String,
+        number: u64,
+        stream: EnvStream,
+        contract: EnvContract,
+        edition: String,
+        (drive, lanes): (Drive, usize),
+    ) -> Result<Self, Failure> {
         let space = |space: Option<&rlmesh_proto::spaces::v1::SpaceSpec>, which: &str| {
-            let unusable = |problem: String| Failure::new(FailureCode::EnvironmentContract, format!("the environment's {which} space can't be used: {problem}")).of(&component);
+            let unusable = |problem: String| {
+                Failure::new(FailureCode::EnvironmentContract, format!("the environment's {which} space can't be used: {problem}"))
+                    .of(&component)
+            };
             Layout::of(space.ok_or_else(|| unusable("it has none".to_owned()))?).map_err(|error| unusable(error.to_string()))
         };
         let spec = contract.spec.as_ref();
         let observations = space(spec.and_then(|spec| spec.observation_space.as_ref()), "observation")?;
         let actions = space(spec.and_then(|spec| spec.action_space.as_ref()), "action")?;
-        let lanes: Vec<Lane> = (0..lanes).map(|_| Lane { route: Uuid::now_v7().to_string(), running: None, generation: 0, busy: false }).collect();
+        let lanes: Vec<Lane> =
+            (0..lanes).map(|_| Lane { route: Uuid::now_v7().to_string(), running: None, generation: 0, busy: false }).collect();
         let (heard_sender, heard) = mpsc::channel(lanes.len() * 2 + 64);
         let model = setting.hub.state();
         Ok(Self {
@@ -295,7 +307,8 @@ impl<'a> Session<'a> {
 
     fn begin(&mut self, number: usize, work: Work, permit: Permit, bound: Bound) {
         let spec = &self.setting.spec;
-        let limits = spec.tasks.get(work.task as usize).map_or(StepLimits { steps: 1, duration: None }, |task| StepLimits::of(task, &spec.limits));
+        let limits =
+            spec.tasks.get(work.task as usize).map_or(StepLimits { steps: 1, duration: None }, |task| StepLimits::of(task, &spec.limits));
         let play = Play { horizon: spec.model.execution_horizon.max(1), lead: spec.model.prefetch_lead, history: bound.history };
         let episode_id = Uuid::now_v7().to_string();
         let key = defaults(Edition::E2026_06).trial_index_option_key;
@@ -384,7 +397,10 @@ impl<'a> Session<'a> {
             Err(error) => {
                 // Whose action it is shows when each goes by itself.
                 let blame = if lanes.len() == 1 { Blame::Sole } else { Blame::Shared };
-                let failure = Failure::new(FailureCode::ModelInvalidAction, format!("the model's action does not have the form of the environment's action space: {error}"));
+                let failure = Failure::new(
+                    FailureCode::ModelInvalidAction,
+                    format!("the model's action does not have the form of the environment's action space: {error}"),
+                );
                 for lane in lanes {
                     self.interrupt(lane, &failure, blame);
                 }
@@ -462,8 +478,10 @@ impl<'a> Session<'a> {
 
     /// After the end of the session: what becomes of the rows that ran, `faulty` being the lanes at fault when they are known.
     pub fn interrupt_all(&mut self, failure: &Failure, faulty: Option<&[usize]>) {
-        let running: Vec<usize> = (0..self.lanes.len()).filter(|number| self.lanes.get(*number).is_some_and(|lane| lane.running.is_some())).collect();
-        let in_operation: Vec<usize> = running.iter().copied().filter(|number| self.lanes.get(*number).is_some_and(|lane| lane.busy)).collect();
+        let running: Vec<usize> =
+            (0..self.lanes.len()).filter(|number| self.lanes.get(*number).is_some_and(|lane| lane.running.is_some())).collect();
+        let in_operation: Vec<usize> =
+            running.iter().copied().filter(|number| self.lanes.get(*number).is_some_and(|lane| lane.busy)).collect();
         let suspects = match faulty {
             Some(faulty) => faulty.to_vec(),
             None if in_operation.is_empty() => running.clone(),
@@ -487,7 +505,10 @@ impl<'a> Session<'a> {
 
     /// Says goodbye to the server; best effort.
     pub async fn close(&mut self) {
-        let request = wire::JoinRequest { kind: Some(Request::Close(wire::CloseEnvsRequest { reason: "the run is done with this environment".to_owned() })), request_id: CLOSE.to_owned() };
+        let request = wire::JoinRequest {
+            kind: Some(Request::Close(wire::CloseEnvsRequest { reason: "the run is done with this environment".to_owned() })),
+            request_id: CLOSE.to_owned(),
+        };
         if self.stream.requests.try_send(request).is_ok() {
             let answer = async {
                 while let Ok(Some(answer)) = self.stream.responses.message().await {

@@ -44,7 +44,10 @@ impl Layout {
                 Leaf::Fixed(stride) => {
                     let expected = stride.checked_mul(rows).ok_or_else(|| Mismatch("a slab of more bytes than can be".to_owned()))?;
                     if slab.len() != expected {
-                        return Err(Mismatch(format!("leaf {number} has {} bytes, {rows} rows of {stride} bytes were expected", slab.len())));
+                        return Err(Mismatch(format!(
+                            "leaf {number} has {} bytes, {rows} rows of {stride} bytes were expected",
+                            slab.len()
+                        )));
                     }
                     for (row, leaves) in split.iter_mut().enumerate() {
                         leaves.push(slab.slice(row * stride..(row + 1) * stride));
@@ -152,7 +155,9 @@ fn width(space: &SpaceSpec) -> Result<usize, Mismatch> {
         Ok(DataType::Uint16 | DataType::Int16 | DataType::Float16) => 2,
         Ok(DataType::Uint32 | DataType::Int32 | DataType::Float32) => 4,
         Ok(DataType::Uint64 | DataType::Int64 | DataType::Float64) => 8,
-        Ok(DataType::Unspecified) | Err(_) => return Err(Mismatch(format!("an element type that this version does not know ({})", space.dtype))),
+        Ok(DataType::Unspecified) | Err(_) => {
+            return Err(Mismatch(format!("an element type that this version does not know ({})", space.dtype)));
+        }
     })
 }
 
@@ -190,7 +195,6 @@ fn text_slab(bodies: &[Bytes]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use proptest::prelude::*;
     use rlmesh_proto::spaces::v1::{BoxSpec, DictSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, TextSpec, TupleSpec};

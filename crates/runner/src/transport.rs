@@ -45,7 +45,11 @@ impl Address {
     pub fn parse(text: &str) -> Result<Self, InvalidAddress> {
         let invalid = |problem| InvalidAddress { text: text.to_owned(), problem };
         if let Some(path) = text.strip_prefix("unix://") {
-            return if path.starts_with('/') && path.len() > 1 { Ok(Self::Unix(PathBuf::from(path))) } else { Err(invalid("the path of the socket is not absolute")) };
+            return if path.starts_with('/') && path.len() > 1 {
+                Ok(Self::Unix(PathBuf::from(path)))
+            } else {
+                Err(invalid("the path of the socket is not absolute"))
+            };
         }
         let rest = text.strip_prefix("tcp://").ok_or_else(|| invalid("it names no known scheme"))?;
         let (host, port) = rest.rsplit_once(':').ok_or_else(|| invalid("it has no port"))?;
@@ -193,7 +197,6 @@ impl AsyncWrite for Stream {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]
@@ -201,7 +204,9 @@ mod tests {
         for text in ["tcp://127.0.0.1:5", "tcp://[::1]:65535", "unix:///run/x.sock", "tcp://env-0.ns.svc:50051"] {
             assert_eq!(Address::parse(text).unwrap().to_string(), text);
         }
-        for text in ["", "127.0.0.1:5", "tcp://:5", "tcp://host", "tcp://host:0", "tcp://host:70000", "unix://relative", "unix://", "unix:///"] {
+        for text in
+            ["", "127.0.0.1:5", "tcp://:5", "tcp://host", "tcp://host:0", "tcp://host:70000", "unix://relative", "unix://", "unix:///"]
+        {
             if text == "unix:///" {
                 assert!(Address::parse(text).is_err(), "{text}");
                 continue;

@@ -60,7 +60,8 @@ impl EnvPeer {
     /// Opens the session and pins the edition. Only one session at a time is admitted by the server: until the last one has
     /// ended there, this is tried again.
     pub async fn join(&self, component: &str, edition: &str, requests_in_flight: usize, tuning: &Tuning) -> Result<EnvStream, OpenError> {
-        let mut client = EnvServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE);
+        let mut client =
+            EnvServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE);
         let (requests, stream) = mpsc::channel(requests_in_flight + 8);
         let mut responses = within("opening the session", tuning.handshake, client.join(ReceiverStream::new(stream))).await?.into_inner();
         let configure = env::ConfigureEnvRequest { selected_workflow_edition: edition.to_owned() };
@@ -70,12 +71,18 @@ impl EnvPeer {
         match answer.and_then(|answer| answer.kind) {
             Some(env::join_response::Kind::Configure(_)) => Ok(EnvStream { requests, responses }),
             // An older server that knows no pin runs at its own edition.
-            Some(env::join_response::Kind::Error(error)) if error.code() == env::EnvErrorCode::Unsupported && error.is_recoverable => Ok(EnvStream { requests, responses }),
+            Some(env::join_response::Kind::Error(error)) if error.code() == env::EnvErrorCode::Unsupported && error.is_recoverable => {
+                Ok(EnvStream { requests, responses })
+            }
             Some(env::join_response::Kind::Error(error)) => Err(match classify::env_error(component, EnvCall::Configure, &error) {
                 (failure, EnvRemedy::Reconnect | EnvRemedy::Restart) => OpenError::Later(failure.message),
-                (failure, EnvRemedy::Reset) => {
-                    OpenError::Never(Failure::new(FailureCode::IncompatibleVersions, format!("the environment can't run at edition {edition}: {}", failure.message)).of(component))
-                }
+                (failure, EnvRemedy::Reset) => OpenError::Never(
+                    Failure::new(
+                        FailureCode::IncompatibleVersions,
+                        format!("the environment can't run at edition {edition}: {}", failure.message),
+                    )
+                    .of(component),
+                ),
             }),
             Some(other) => Err(protocol(component, &format!("it answered our configuration with {}", env_kind(&other)))),
             None => Err(OpenError::Later("the session ended while it was configured".to_owned())),
@@ -123,12 +130,18 @@ fn compatible(component: &str, base: Option<HandshakeResponse>) -> Result<Handsh
         return Ok(base);
     }
     let reason = base.error_message.unwrap_or_else(|| "it gave no reason".to_owned());
-    let message = format!("{component} speaks another wire protocol than {}: {reason}; rebuild it with a current rlmesh release", rlmesh_proto::PROTOCOL_GENERATION);
+    let message = format!(
+        "{component} speaks another wire protocol than {}: {reason}; rebuild it with a current rlmesh release",
+        rlmesh_proto::PROTOCOL_GENERATION
+    );
     Err(OpenError::Never(Failure::new(FailureCode::IncompatibleVersions, message).of(component)))
 }
 
 fn protocol(component: &str, problem: &str) -> OpenError {
-    OpenError::Never(Failure::new(FailureCode::IncompatibleVersions, format!("{component} is not a server of this wire protocol: {problem}")).of(component))
+    OpenError::Never(
+        Failure::new(FailureCode::IncompatibleVersions, format!("{component} is not a server of this wire protocol: {problem}"))
+            .of(component),
+    )
 }
 
 async fn within<T>(what: &str, deadline: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, OpenError> {

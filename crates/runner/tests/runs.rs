@@ -23,7 +23,13 @@ fn tuning() -> Tuning {
 
 /// Rows with their seeds and trials.
 fn rows_of(blocks: &[RowBlock]) -> BTreeMap<u64, (u64, u64, u32)> {
-    blocks.iter().flat_map(|block| (0..u64::from(block.count)).map(|offset| (block.first_row + offset, (block.seed + offset, block.trial_index + offset, block.task)))).collect()
+    blocks
+        .iter()
+        .flat_map(|block| {
+            (0..u64::from(block.count))
+                .map(|offset| (block.first_row + offset, (block.seed + offset, block.trial_index + offset, block.task)))
+        })
+        .collect()
 }
 
 /// Each row exactly once, with what it must come to; `errored` maps rows to their failure codes.
@@ -40,7 +46,13 @@ fn check(agent: &Agent, blocks: &[RowBlock], horizon: u32, max_steps: u32, error
         assert_eq!(episode.seed, seed);
         match (episode.outcome.as_ref().unwrap(), errored.get(&row)) {
             (Outcome::Scored(scored), None) => {
-                let got = Expected { reward: scored.reward.to_bits(), steps: scored.steps, success: scored.success, terminated: scored.terminated, truncated: scored.truncated };
+                let got = Expected {
+                    reward: scored.reward.to_bits(),
+                    steps: scored.steps,
+                    success: scored.success,
+                    terminated: scored.terminated,
+                    truncated: scored.truncated,
+                };
                 assert_eq!(got, expected(seed, trial, horizon, max_steps), "row {row}");
                 assert_eq!(scored.first_observation_sha256.len(), 32);
             }
@@ -65,7 +77,12 @@ fn failure_of(episodes: &[Episode], row: u64) -> rlm_api::cluster::v1::Failure {
 fn results_do_not_depend_on_lanes_or_processes() {
     let blocks = [block(100, 30, 0, 0), block(400, 25, 1, 77)];
     for (lanes, per_pod) in [(1, None), (2, None), (4, Some(1)), (8, Some(8)), (8, Some(3)), (64, None)] {
-        let agent = Agent::new(run_spec(lanes, per_pod, vec![task(0, None), task(1, None)]), blocks.to_vec(), |_, lanes| EnvSettings::new(lanes), ModelSettings::default());
+        let agent = Agent::new(
+            run_spec(lanes, per_pod, vec![task(0, None), task(1, None)]),
+            blocks.to_vec(),
+            |_, lanes| EnvSettings::new(lanes),
+            ModelSettings::default(),
+        );
         agent.run(tuning()).unwrap();
         check(&agent, &blocks, 1, STEPS, &BTreeMap::new());
         assert_eq!(agent.released(), [0, 1]);
@@ -82,7 +99,9 @@ fn results_do_not_depend_on_lanes_or_processes() {
 #[test]
 fn chunks_limits_and_plain_models_come_out_right() {
     let blocks = [block(0, 40, 0, 1000)];
-    for (horizon, corners, steps) in [(1, &["predict"][..], 6), (4, &["predict_chunk_batch"], 9), (3, &["predict_chunk"], STEPS), (1, &["predict_batch"], 1)] {
+    for (horizon, corners, steps) in
+        [(1, &["predict"][..], 6), (4, &["predict_chunk_batch"], 9), (3, &["predict_chunk"], STEPS), (1, &["predict_batch"], 1)]
+    {
         let mut spec = run_spec(5, Some(5), vec![task(0, Some(steps))]);
         spec.model.execution_horizon = horizon;
         let model = ModelSettings { corners: corners.iter().map(|corner| (*corner).to_owned()).collect(), ..ModelSettings::default() };
@@ -96,7 +115,12 @@ fn chunks_limits_and_plain_models_come_out_right() {
 fn explicit_seeds_are_taken_from_their_list() {
     let seeds = vec![4_000_000_000, 3, 99, 3];
     let rows = RowBlock { first_row: 8, count: 4, task: 0, seed: 0, seeds: seeds.clone(), trial_index: 0 };
-    let agent = Agent::new(run_spec(2, None, vec![task(0, None)]), vec![rows], |_, lanes| EnvSettings { trial_option: false, ..EnvSettings::new(lanes) }, ModelSettings::default());
+    let agent = Agent::new(
+        run_spec(2, None, vec![task(0, None)]),
+        vec![rows],
+        |_, lanes| EnvSettings { trial_option: false, ..EnvSettings::new(lanes) },
+        ModelSettings::default(),
+    );
     agent.run(tuning()).unwrap();
     for episode in agent.episodes() {
         let seed = seeds[usize::try_from(episode.row - 8).unwrap()];
@@ -122,7 +146,12 @@ fn servers_without_lanes_get_one_process_per_lane() {
 #[test]
 fn a_model_without_grouped_predicts_is_asked_one_by_one() {
     let blocks = [block(0, 20, 0, 5)];
-    let agent = Agent::new(run_spec(6, Some(6), vec![task(0, None)]), blocks.to_vec(), |_, lanes| EnvSettings::new(lanes), ModelSettings { knows_groups: false, ..ModelSettings::default() });
+    let agent = Agent::new(
+        run_spec(6, Some(6), vec![task(0, None)]),
+        blocks.to_vec(),
+        |_, lanes| EnvSettings::new(lanes),
+        ModelSettings { knows_groups: false, ..ModelSettings::default() },
+    );
     agent.run(tuning()).unwrap();
     check(&agent, &blocks, 1, STEPS, &BTreeMap::new());
 }
@@ -132,7 +161,16 @@ fn what_an_environment_does_wrong_is_charged_to_its_row_alone() {
     use env::Mischief as M;
     let always = 100;
     let blocks = [block(0, 24, 0, 0)];
-    let plan = [(2, 2, M::Raise, always), (5, 1, M::Crash, always), (7, 3, M::NanReward, always), (9, 2, M::WrongShape, always), (11, 0, M::Raise, always), (13, 1, M::Crash, 1), (15, 2, M::Raise, 1), (17, 2, M::InvalidAction, always)];
+    let plan = [
+        (2, 2, M::Raise, always),
+        (5, 1, M::Crash, always),
+        (7, 3, M::NanReward, always),
+        (9, 2, M::WrongShape, always),
+        (11, 0, M::Raise, always),
+        (13, 1, M::Crash, 1),
+        (15, 2, M::Raise, 1),
+        (17, 2, M::InvalidAction, always),
+    ];
     let errored: BTreeMap<u64, FailureCode> = [
         (2, FailureCode::EnvironmentError),
         (5, FailureCode::EnvironmentCrashed),
@@ -144,11 +182,19 @@ fn what_an_environment_does_wrong_is_charged_to_its_row_alone() {
     .into();
     for (lanes, per_pod) in [(1, None), (6, Some(6)), (6, Some(2)), (4, Some(1))] {
         let plan = env::plan(&plan);
-        let agent = Agent::new(run_spec(lanes, per_pod, vec![task(0, None)]), blocks.to_vec(), move |_, lanes| EnvSettings { plan: Arc::clone(&plan), ..EnvSettings::new(lanes) }, ModelSettings::default());
+        let agent = Agent::new(
+            run_spec(lanes, per_pod, vec![task(0, None)]),
+            blocks.to_vec(),
+            move |_, lanes| EnvSettings { plan: Arc::clone(&plan), ..EnvSettings::new(lanes) },
+            ModelSettings::default(),
+        );
         agent.run(tuning()).unwrap();
         check(&agent, &blocks, 1, STEPS, &errored);
         let crashed = failure_of(&agent.episodes(), 5);
-        assert_eq!((crashed.class.as_str(), crashed.exit_code, &crashed.log_lines[..]), ("environment", Some(3), &["last words".to_owned()][..]));
+        assert_eq!(
+            (crashed.class.as_str(), crashed.exit_code, &crashed.log_lines[..]),
+            ("environment", Some(3), &["last words".to_owned()][..])
+        );
         let raised = failure_of(&agent.episodes(), 2);
         assert!(raised.message.contains("as ordered") && raised.component.starts_with("env-0-"), "{raised:?}");
     }
@@ -159,9 +205,17 @@ fn what_a_model_does_wrong_is_charged_to_its_row_alone() {
     use model::Mischief as M;
     let always = 100;
     let blocks = [block(0, 20, 0, 0)];
-    let entries = [(3, 1, M::Raise, always), (6, 0, M::Crash, always), (8, 2, M::WrongShape, always), (10, 1, M::NoAction, always), (12, 1, M::Raise, 1), (14, 0, M::Crash, 1)];
+    let entries = [
+        (3, 1, M::Raise, always),
+        (6, 0, M::Crash, always),
+        (8, 2, M::WrongShape, always),
+        (10, 1, M::NoAction, always),
+        (12, 1, M::Raise, 1),
+        (14, 0, M::Crash, 1),
+    ];
     let errored: BTreeMap<u64, FailureCode> =
-        [(3, FailureCode::ModelError), (6, FailureCode::ModelCrashed), (8, FailureCode::ModelInvalidAction), (10, FailureCode::ModelError)].into();
+        [(3, FailureCode::ModelError), (6, FailureCode::ModelCrashed), (8, FailureCode::ModelInvalidAction), (10, FailureCode::ModelError)]
+            .into();
     for (lanes, per_pod) in [(1, None), (6, Some(6)), (4, Some(2))] {
         let model = ModelSettings { plan: model::plan(&entries), ..ModelSettings::default() };
         let agent = Agent::new(run_spec(lanes, per_pod, vec![task(0, None)]), blocks.to_vec(), |_, lanes| EnvSettings::new(lanes), model);
@@ -177,8 +231,12 @@ fn what_hangs_is_replaced() {
     let mut spec = run_spec(3, Some(3), vec![task(0, None)]);
     spec.limits.progress_timeout_ms = 300;
     let env_plan = env::plan(&[(4, 2, env::Mischief::Hang, 100), (6, 0, env::Mischief::Hang, 1)]);
-    let model = ModelSettings { plan: model::plan(&[(1, 1, model::Mischief::Hang, 100), (8, 0, model::Mischief::Hang, 1)]), ..ModelSettings::default() };
-    let agent = Agent::new(spec, blocks.to_vec(), move |_, lanes| EnvSettings { plan: Arc::clone(&env_plan), ..EnvSettings::new(lanes) }, model);
+    let model = ModelSettings {
+        plan: model::plan(&[(1, 1, model::Mischief::Hang, 100), (8, 0, model::Mischief::Hang, 1)]),
+        ..ModelSettings::default()
+    };
+    let agent =
+        Agent::new(spec, blocks.to_vec(), move |_, lanes| EnvSettings { plan: Arc::clone(&env_plan), ..EnvSettings::new(lanes) }, model);
     agent.run(tuning()).unwrap();
     check(&agent, &blocks, 1, STEPS, &[(4, FailureCode::EnvironmentHung), (1, FailureCode::ModelHung)].into());
     assert!(failure_of(&agent.episodes(), 4).log_lines.contains(&"last words".to_owned()));
@@ -188,12 +246,22 @@ fn what_hangs_is_replaced() {
 #[test]
 fn components_that_never_start_end_what_needs_them() {
     let blocks = [block(0, 5, 0, 0), block(50, 5, 1, 0)];
-    let agent = Agent::new(run_spec(2, Some(2), vec![task(0, None), task(1, None)]), blocks.to_vec(), |_, lanes| EnvSettings::new(lanes), ModelSettings::default());
+    let agent = Agent::new(
+        run_spec(2, Some(2), vec![task(0, None), task(1, None)]),
+        blocks.to_vec(),
+        |_, lanes| EnvSettings::new(lanes),
+        ModelSettings::default(),
+    );
     agent.fail_start("env-0-0", FailureCode::InvalidParams);
     agent.run(tuning()).unwrap();
     check(&agent, &blocks, 1, STEPS, &(0..5).map(|row| (row, FailureCode::InvalidParams)).collect());
 
-    let agent = Agent::new(run_spec(2, None, vec![task(0, None)]), vec![block(0, 5, 0, 0)], |_, lanes| EnvSettings::new(lanes), ModelSettings::default());
+    let agent = Agent::new(
+        run_spec(2, None, vec![task(0, None)]),
+        vec![block(0, 5, 0, 0)],
+        |_, lanes| EnvSettings::new(lanes),
+        ModelSettings::default(),
+    );
     agent.fail_start("model-0", FailureCode::ModelStartFailed);
     agent.run(tuning()).unwrap();
     assert_eq!(agent.done().unwrap().failure.unwrap().code, "model_start_failed");
@@ -217,15 +285,30 @@ fn what_does_not_fit_is_refused_before_an_episode() {
     agent.run(tuning()).unwrap();
     check(&agent, &rows, 1, STEPS, &all(FailureCode::Unsupported));
 
-    let agent = Agent::new(run_spec(1, None, vec![task(0, None)]), rows.clone(), env, ModelSettings { refuse_adapter: Some("the action space must be a flat Box".into()), ..ModelSettings::default() });
+    let agent = Agent::new(
+        run_spec(1, None, vec![task(0, None)]),
+        rows.clone(),
+        env,
+        ModelSettings { refuse_adapter: Some("the action space must be a flat Box".into()), ..ModelSettings::default() },
+    );
     agent.run(tuning()).unwrap();
     check(&agent, &rows, 1, STEPS, &all(FailureCode::IncompatibleSpecs));
 
-    let agent = Agent::new(run_spec(1, None, vec![task(0, None)]), rows.clone(), env, ModelSettings { editions: vec!["2031.01".into()], ..ModelSettings::default() });
+    let agent = Agent::new(
+        run_spec(1, None, vec![task(0, None)]),
+        rows.clone(),
+        env,
+        ModelSettings { editions: vec!["2031.01".into()], ..ModelSettings::default() },
+    );
     agent.run(tuning()).unwrap();
     check(&agent, &rows, 1, STEPS, &all(FailureCode::IncompatibleVersions));
 
-    let agent = Agent::new(run_spec(1, None, vec![task(0, None)]), rows.clone(), |_, lanes| EnvSettings { autoreset: AutoresetMode::NextStep, ..EnvSettings::new(lanes) }, ModelSettings::default());
+    let agent = Agent::new(
+        run_spec(1, None, vec![task(0, None)]),
+        rows.clone(),
+        |_, lanes| EnvSettings { autoreset: AutoresetMode::NextStep, ..EnvSettings::new(lanes) },
+        ModelSettings::default(),
+    );
     agent.run(tuning()).unwrap();
     check(&agent, &rows, 1, STEPS, &all(FailureCode::Unsupported));
 }
@@ -249,7 +332,12 @@ fn release_candidates_are_driven() {
 fn a_cancelled_run_ends_at_once_and_keeps_what_is_done() {
     let mut settings = EnvSettings::new(4);
     settings.step_time = Duration::from_millis(5);
-    let agent = Agent::new(run_spec(4, Some(4), vec![task(0, None)]), vec![block(0, 5000, 0, 0)], move |_, _| settings.clone(), ModelSettings::default());
+    let agent = Agent::new(
+        run_spec(4, Some(4), vec![task(0, None)]),
+        vec![block(0, 5000, 0, 0)],
+        move |_, _| settings.clone(),
+        ModelSettings::default(),
+    );
     let handle = {
         let agent = agent.clone();
         std::thread::spawn(move || agent.run(tuning()))
@@ -268,7 +356,12 @@ fn a_cancelled_run_ends_at_once_and_keeps_what_is_done() {
 #[test]
 fn without_acknowledgements_the_runner_waits_and_loses_nothing() {
     let blocks = [block(0, 60, 0, 0)];
-    let agent = Agent::new(run_spec(4, Some(4), vec![task(0, None)]), blocks.to_vec(), |_, lanes| EnvSettings::new(lanes), ModelSettings::default());
+    let agent = Agent::new(
+        run_spec(4, Some(4), vec![task(0, None)]),
+        blocks.to_vec(),
+        |_, lanes| EnvSettings::new(lanes),
+        ModelSettings::default(),
+    );
     agent.withhold_acks(true);
     let handle = {
         let agent = agent.clone();
@@ -285,7 +378,12 @@ fn without_acknowledgements_the_runner_waits_and_loses_nothing() {
 
 #[test]
 fn a_wrong_token_is_final() {
-    let agent = Agent::new(run_spec(1, None, vec![task(0, None)]), vec![block(0, 1, 0, 0)], |_, lanes| EnvSettings::new(lanes), ModelSettings::default());
+    let agent = Agent::new(
+        run_spec(1, None, vec![task(0, None)]),
+        vec![block(0, 1, 0, 0)],
+        |_, lanes| EnvSettings::new(lanes),
+        ModelSettings::default(),
+    );
     let mut start = agent.start(tuning());
     start.identity.token = "guessed".to_owned();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -295,7 +393,12 @@ fn a_wrong_token_is_final() {
 
 #[test]
 fn an_agent_that_stays_away_is_given_up() {
-    let agent = Agent::new(run_spec(1, None, vec![task(0, None)]), vec![block(0, 100_000, 0, 0)], |_, lanes| EnvSettings { step_time: Duration::from_millis(1), ..EnvSettings::new(lanes) }, ModelSettings::default());
+    let agent = Agent::new(
+        run_spec(1, None, vec![task(0, None)]),
+        vec![block(0, 100_000, 0, 0)],
+        |_, lanes| EnvSettings { step_time: Duration::from_millis(1), ..EnvSettings::new(lanes) },
+        ModelSettings::default(),
+    );
     let handle = {
         let agent = agent.clone();
         std::thread::spawn(move || agent.run(Tuning { agent_patience: Duration::from_millis(500), ..tuning() }))
@@ -349,4 +452,91 @@ fn random_kills_change_no_number() {
         check(&agent, &blocks, horizon, STEPS, &BTreeMap::new());
     }
     assert!(disturbances > 40, "only {disturbances} disturbances happened");
+}
+
+/// The program itself, as an agent starts it.
+struct Runner(std::process::Child);
+
+impl Runner {
+    fn start(agent: &Agent, token: &str) -> Self {
+        use std::io::Write as _;
+        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_rlmesh-runner"))
+            .args(["--agent", &agent.socket(), "--run", &agent.run_id(), "--agent-patience", "5"])
+            .stdin(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        writeln!(child.stdin.take().unwrap(), "{token}").unwrap();
+        Self(child)
+    }
+
+    fn wait(mut self) -> (std::process::ExitStatus, String) {
+        use std::io::Read as _;
+        let mut words = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut words).unwrap();
+        (self.0.wait().unwrap(), words)
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn slow(lanes: u32) -> EnvSettings {
+    EnvSettings { step_time: Duration::from_micros(100), ..EnvSettings::new(lanes) }
+}
+
+#[test]
+fn a_killed_runner_is_followed_by_one_that_goes_on() {
+    let blocks = [block(0, 120, 0, 0)];
+    let agent = Agent::new(run_spec(3, Some(3), vec![task(0, None)]), blocks.to_vec(), |_, lanes| slow(lanes), ModelSettings::default());
+    for so_far in [10, 40] {
+        let mut runner = Runner::start(&agent, support::agent::TOKEN);
+        agent.wait_for_episodes(so_far);
+        runner.0.kill().unwrap();
+        runner.0.wait().unwrap();
+        agent.expect_new_runner();
+    }
+    let (status, words) = Runner::start(&agent, support::agent::TOKEN).wait();
+    assert!(status.success(), "{words}");
+    check(&agent, &blocks, 1, STEPS, &BTreeMap::new());
+    let bases: std::collections::BTreeSet<u32> = agent.episodes().iter().map(|episode| episode.attempt / 1000).collect();
+    assert_eq!(bases, [0, 1, 2].into());
+}
+
+#[test]
+fn a_runner_told_to_stop_delivers_what_it_has_and_ends_nothing() {
+    let blocks = [block(0, 200, 0, 0)];
+    let agent = Agent::new(run_spec(3, Some(3), vec![task(0, None)]), blocks.to_vec(), |_, lanes| slow(lanes), ModelSettings::default());
+    let runner = Runner::start(&agent, support::agent::TOKEN);
+    agent.wait_for_episodes(5);
+    let pid = rustix::process::Pid::from_raw(i32::try_from(runner.0.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let (status, words) = runner.wait();
+    assert_eq!(status.code(), Some(1), "{words}");
+    assert!(words.contains("all finished episodes are delivered"), "{words}");
+    assert!(agent.done().is_none());
+    agent.expect_new_runner();
+    let (status, words) = Runner::start(&agent, support::agent::TOKEN).wait();
+    assert!(status.success(), "{words}");
+    check(&agent, &blocks, 1, STEPS, &BTreeMap::new());
+}
+
+#[test]
+fn the_program_refuses_what_it_cannot_use() {
+    let agent = Agent::new(
+        run_spec(1, None, vec![task(0, None)]),
+        vec![block(0, 1, 0, 0)],
+        |_, lanes| EnvSettings::new(lanes),
+        ModelSettings::default(),
+    );
+    let (status, words) = Runner::start(&agent, "guessed").wait();
+    assert_eq!(status.code(), Some(1));
+    assert!(words.contains("refused this runner") && !words.contains("guessed"), "{words}");
+    let (status, words) = Runner::start(&agent, "").wait();
+    assert_eq!(status.code(), Some(64));
+    assert!(words.contains("token"), "{words}");
 }

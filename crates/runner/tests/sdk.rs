@@ -57,7 +57,10 @@ fn the_quickstart_comes_out_alike_on_one_lane_and_on_eight() {
             agent.run(tuning()).unwrap();
             assert_eq!(agent.done().unwrap().failure, None);
             let provenance = agent.provenance();
-            assert_eq!((provenance.model_sdk_version.as_deref(), provenance.environment_sdk_version.as_deref()), (Some("0.1.0"), Some("0.1.0")));
+            assert_eq!(
+                (provenance.model_sdk_version.as_deref(), provenance.environment_sdk_version.as_deref()),
+                (Some("0.1.0"), Some("0.1.0"))
+            );
             assert!(provenance.environment_describe_sha256.is_some() && !provenance.model_startup_ms.is_empty(), "{provenance:?}");
             all.push(scores(&agent));
         }
@@ -121,7 +124,12 @@ fn misbehaviour_is_classified() {
             only_row_two(&agent, code, words, mode);
         }
     }
-    for (mode, code, words) in [("raise", "model_error", "raised"), ("wrong_shape", "model_invalid_action", ""), ("nan_action", "model_invalid_action", ""), ("short_batch", "model_error", "")] {
+    for (mode, code, words) in [
+        ("raise", "model_error", "raised"),
+        ("wrong_shape", "model_invalid_action", ""),
+        ("nan_action", "model_invalid_action", ""),
+        ("short_batch", "model_error", ""),
+    ] {
         let kwargs = format!(r#"{{"mode":"{mode}","seed":2}}"#);
         let model = Server::start(&python, "misbehaving", "policies:Misbehaving", None, &kwargs, &address(&format!("model-{mode}")));
         let agent = agent(run_spec(3, Some(3), vec![task(0, None)]), 5, &counter, &model);

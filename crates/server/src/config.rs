@@ -93,9 +93,10 @@ mod seconds {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let value = f64::deserialize(deserializer)?;
-        Duration::try_from_secs_f64(value).ok().filter(|duration| !duration.is_zero()).ok_or_else(|| {
-            de::Error::custom(format!("{value} is no duration: a number of seconds above 0 is expected"))
-        })
+        Duration::try_from_secs_f64(value)
+            .ok()
+            .filter(|duration| !duration.is_zero())
+            .ok_or_else(|| de::Error::custom(format!("{value} is no duration: a number of seconds above 0 is expected")))
     }
 }
 
@@ -143,8 +144,8 @@ impl ConfigArgs {
     pub fn load(self) -> anyhow::Result<Config> {
         let file = match &self.config {
             Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("could not read the configuration file {}", path.display()))?;
+                let text =
+                    std::fs::read_to_string(path).with_context(|| format!("could not read the configuration file {}", path.display()))?;
                 toml::from_str(&text).with_context(|| format!("the configuration file {} is wrong", path.display()))?
             }
             None => ConfigFile::default(),
@@ -287,7 +288,6 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     fn load(file: &str, args: ConfigArgs) -> Result<Config, String> {

@@ -48,16 +48,19 @@ pub async fn login(target: &Target, no_browser: bool) -> Result<ExitCode, CliErr
 }
 
 async fn poll(client: &Client, endpoint: &str, client_id: &str, grant: &Value) -> Result<Value, CliError> {
-    let code = grant["device_code"].as_str().ok_or_else(|| CliError::other("the sign-in answer has no device_code; is this an RLMesh platform?"))?;
+    let code = grant["device_code"]
+        .as_str()
+        .ok_or_else(|| CliError::other("the sign-in answer has no device_code; is this an RLMesh platform?"))?;
     let mut interval = Duration::from_secs(grant["interval"].as_u64().unwrap_or(5).clamp(1, 60));
     let deadline = Instant::now() + Duration::from_secs(grant["expires_in"].as_u64().unwrap_or(600));
     while Instant::now() < deadline {
         tokio::time::sleep(interval).await;
-        let (status, body) = match client.form(endpoint, &[("grant_type", DEVICE_GRANT), ("device_code", code), ("client_id", client_id)]).await {
-            Ok(answer) => answer,
-            Err(error) if error.is_transient() => continue,
-            Err(error) => return Err(error),
-        };
+        let (status, body) =
+            match client.form(endpoint, &[("grant_type", DEVICE_GRANT), ("device_code", code), ("client_id", client_id)]).await {
+                Ok(answer) => answer,
+                Err(error) if error.is_transient() => continue,
+                Err(error) => return Err(error),
+            };
         if status.is_success() {
             return Ok(body);
         }

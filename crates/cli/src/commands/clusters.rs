@@ -23,7 +23,11 @@ const FIELDS: [Column; 9] = [
     ("unsent results", |item| text(&item["unacknowledgedRecords"])),
     ("conditions", |item| {
         let conditions = item["conditions"].as_array().map_or(&[][..], Vec::as_slice);
-        conditions.iter().map(|one| format!("{}={} {}", text(&one["type"]), text(&one["status"]), text(&one["message"]))).collect::<Vec<_>>().join("; ")
+        conditions
+            .iter()
+            .map(|one| format!("{}={} {}", text(&one["type"]), text(&one["status"]), text(&one["message"])))
+            .collect::<Vec<_>>()
+            .join("; ")
     }),
 ];
 
@@ -43,7 +47,13 @@ pub async fn run(target: &Target, command: Clusters, output: &Output) -> Result<
             let all = items(&client, "/v1/clusters", &[], 1000).await?;
             output.list(
                 &all,
-                &[("ID", |item| text(&item["id"])), ("NAME", |item| text(&item["name"])), ("STATUS", status), ("LAST SEEN", |item| ago(&item["lastSeenAt"])), ("RUNS", |item| text(&item["runningRuns"]))],
+                &[
+                    ("ID", |item| text(&item["id"])),
+                    ("NAME", |item| text(&item["name"])),
+                    ("STATUS", status),
+                    ("LAST SEEN", |item| ago(&item["lastSeenAt"])),
+                    ("RUNS", |item| text(&item["runningRuns"])),
+                ],
                 "id",
             )?;
         }
@@ -61,13 +71,19 @@ pub async fn run(target: &Target, command: Clusters, output: &Output) -> Result<
         Clusters::Drain { id, wait } => {
             let mut cluster = client.post(&format!("/v1/clusters/{}/drain", encode(&id)), &json!({})).await?;
             while wait && cluster["drained"] != true {
-                note(&format!("{} running, {} results not sent yet", text(&cluster["runningRuns"]), text(&cluster["unacknowledgedRecords"])));
+                note(&format!(
+                    "{} running, {} results not sent yet",
+                    text(&cluster["runningRuns"]),
+                    text(&cluster["unacknowledgedRecords"])
+                ));
                 tokio::time::sleep(Duration::from_secs(2)).await;
                 cluster = client.get(&format!("/v1/clusters/{}", encode(&id))).await?;
             }
             output.item(&cluster, &FIELDS, "id")?;
         }
-        Clusters::Resume { id } => output.item(&client.post(&format!("/v1/clusters/{}/resume", encode(&id)), &json!({})).await?, &FIELDS, "id")?,
+        Clusters::Resume { id } => {
+            output.item(&client.post(&format!("/v1/clusters/{}/resume", encode(&id)), &json!({})).await?, &FIELDS, "id")?
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

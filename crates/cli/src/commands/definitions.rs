@@ -17,7 +17,8 @@ pub async fn run(target: &Target, noun: &str, command: Definitions, output: &Out
     match command {
         Definitions::Add { name, file } => {
             let mut definition = request_file::read(&file)?;
-            let folder = std::path::absolute(&file).ok().and_then(|path| path.parent().map(std::path::Path::to_path_buf)).unwrap_or_default();
+            let folder =
+                std::path::absolute(&file).ok().and_then(|path| path.parent().map(std::path::Path::to_path_buf)).unwrap_or_default();
             request_file::definition_paths(&mut definition, &folder);
             let stored = client.post(&format!("/v1/{noun}"), &json!({"name": name, "definition": definition})).await?;
             note(&format!("Registered {}:{}.", text(&stored["name"]), text(&stored["version"])));
@@ -32,7 +33,11 @@ pub async fn run(target: &Target, noun: &str, command: Definitions, output: &Out
                     ("VERSION", |item| text(&item["version"])),
                     ("RUNS", |item| {
                         let definition = &item["definition"];
-                        [&definition["image"], &definition["entrypoint"], &definition["address"]].iter().find(|value| value.is_string()).map(|value| text(value)).unwrap_or_default()
+                        [&definition["image"], &definition["entrypoint"], &definition["address"]]
+                            .iter()
+                            .find(|value| value.is_string())
+                            .map(|value| text(value))
+                            .unwrap_or_default()
                     }),
                     ("DESCRIBED", |item| if item["describe"].is_object() || item["described"] == true { "yes" } else { "no" }.to_owned()),
                     ("CREATED", |item| ago(&item["createdAt"])),
@@ -49,7 +54,9 @@ pub async fn run(target: &Target, noun: &str, command: Definitions, output: &Out
                     ("version", |item| text(&item["version"])),
                     ("created", |item| ago(&item["createdAt"])),
                     ("definition", |item| format!("{:#}", item["definition"])),
-                    ("describe", |item| if item["describe"].is_null() { "not described yet".to_owned() } else { format!("{:#}", item["describe"]) }),
+                    ("describe", |item| {
+                        if item["describe"].is_null() { "not described yet".to_owned() } else { format!("{:#}", item["describe"]) }
+                    }),
                 ],
                 "name",
             )?;

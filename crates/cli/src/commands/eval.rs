@@ -22,16 +22,25 @@ const FIELDS: [Column; 11] = [
     ("name", |item| text(&item["name"])),
     ("status", |item| text(&item["status"])),
     ("episodes", episodes),
-    ("errored", |item| item["progress"]["erroredEpisodes"].as_u64().filter(|count| *count > 0).map(|count| count.to_string()).unwrap_or_default()),
+    ("errored", |item| {
+        item["progress"]["erroredEpisodes"].as_u64().filter(|count| *count > 0).map(|count| count.to_string()).unwrap_or_default()
+    }),
     ("waiting", |item| {
         let waiting = &item["waiting"];
-        if waiting.is_null() { String::new() } else { format!("{} ({}, since {})", text(&waiting["message"]), text(&waiting["cause"]), ago(&waiting["since"])) }
+        if waiting.is_null() {
+            String::new()
+        } else {
+            format!("{} ({}, since {})", text(&waiting["message"]), text(&waiting["cause"]), ago(&waiting["since"]))
+        }
     }),
     ("cluster", |item| text(&item["cluster"])),
     ("created", |item| ago(&item["createdAt"])),
     ("runs", |item| {
         let runs = item["runs"].as_array().map_or(&[][..], Vec::as_slice);
-        runs.iter().map(|run| format!("{} x {} {}", text(&run["model"]), text(&run["env"]), text(&run["state"]))).collect::<Vec<_>>().join("; ")
+        runs.iter()
+            .map(|run| format!("{} x {} {}", text(&run["model"]), text(&run["env"]), text(&run["state"])))
+            .collect::<Vec<_>>()
+            .join("; ")
     }),
     ("warnings", |item| text(&item["warnings"])),
     ("failures", failures),
@@ -47,10 +56,16 @@ fn failures(item: &Value) -> String {
         .iter()
         .map(|one| {
             let example = &one["example"];
-            let log = example["logLines"].as_array().and_then(|lines| lines.iter().rev().find(|line| line.as_str().is_some_and(|line| !line.trim().is_empty())));
+            let log = example["logLines"]
+                .as_array()
+                .and_then(|lines| lines.iter().rev().find(|line| line.as_str().is_some_and(|line| !line.trim().is_empty())));
             format!(
                 "\n  {} x {}/{} (row {}): {}{}",
-                text(&one["count"]), text(&example["class"]), text(&example["code"]), text(&one["exampleRow"]), text(&example["message"]),
+                text(&one["count"]),
+                text(&example["class"]),
+                text(&example["code"]),
+                text(&one["exampleRow"]),
+                text(&example["message"]),
                 log.map(|line| format!("\n    last output: {}", text(line))).unwrap_or_default()
             )
         })
@@ -68,7 +83,16 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
             let client = Client::new(target)?;
             if preview {
                 let preview = client.post("/v1/evaluation-previews", &request).await?;
-                output.item(&preview, &[("cells", |item| item["workloads"].as_array().map_or(0, Vec::len).to_string()), ("rows", |item| text(&item["rows"])), ("estimates", |item| text(&item["estimates"])), ("warnings", |item| text(&item["warnings"]))], "rows")?;
+                output.item(
+                    &preview,
+                    &[
+                        ("cells", |item| item["workloads"].as_array().map_or(0, Vec::len).to_string()),
+                        ("rows", |item| text(&item["rows"])),
+                        ("estimates", |item| text(&item["estimates"])),
+                        ("warnings", |item| text(&item["warnings"])),
+                    ],
+                    "rows",
+                )?;
                 return Ok(ExitCode::SUCCESS);
             }
             let created = client.post("/v1/evaluations", &request).await?;
@@ -77,7 +101,11 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
             }
             let id = text(&created["id"]);
             if !wait {
-                output.item(&created, &[("id", |item| text(&item["id"])), ("status", |item| text(&item["status"])), ("url", |item| text(&item["url"]))], "id")?;
+                output.item(
+                    &created,
+                    &[("id", |item| text(&item["id"])), ("status", |item| text(&item["status"])), ("url", |item| text(&item["url"]))],
+                    "id",
+                )?;
                 return Ok(ExitCode::SUCCESS);
             }
             note(&format!("Submitted {id}."));
@@ -91,7 +119,17 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
             filters.extend(query.map(|query| ("q", query)));
             filters.extend(tags.into_iter().map(|tag| ("tag", tag)));
             let list = items(&client, "/v1/evaluations", &filters, limit as usize).await?;
-            output.list(&list, &[("ID", |item| text(&item["id"])), ("NAME", |item| text(&item["name"])), ("STATUS", |item| text(&item["status"])), ("EPISODES", episodes), ("CREATED", |item| ago(&item["createdAt"]))], "id")?;
+            output.list(
+                &list,
+                &[
+                    ("ID", |item| text(&item["id"])),
+                    ("NAME", |item| text(&item["name"])),
+                    ("STATUS", |item| text(&item["status"])),
+                    ("EPISODES", episodes),
+                    ("CREATED", |item| ago(&item["createdAt"])),
+                ],
+                "id",
+            )?;
             Ok(ExitCode::SUCCESS)
         }
         Eval::Get { id } => show(output, &Client::new(target)?.get(&path(&id, "")).await?),
@@ -116,7 +154,13 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
                     ("REWARD", |row| text(&row["reward"])),
                     ("STEPS", |row| text(&row["steps"])),
                     ("SUCCESS", |row| text(&row["success"])),
-                    ("FAILURE", |row| if row["failure"].is_null() { String::new() } else { format!("{}: {}", text(&row["failure"]["code"]), text(&row["failure"]["message"])) }),
+                    ("FAILURE", |row| {
+                        if row["failure"].is_null() {
+                            String::new()
+                        } else {
+                            format!("{}: {}", text(&row["failure"]["code"]), text(&row["failure"]["message"]))
+                        }
+                    }),
                 ],
                 "row",
             )?;
@@ -133,12 +177,20 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
                 return Ok(ExitCode::SUCCESS);
             }
             for file in logs["files"].as_array().into_iter().flatten() {
-                print(&format!("==> {} {} attempt {} <==\n{}\n", text(&logs["run"]), text(&file["component"]), text(&file["attempt"]), text(&file["text"])))?;
+                print(&format!(
+                    "==> {} {} attempt {} <==\n{}\n",
+                    text(&logs["run"]),
+                    text(&file["component"]),
+                    text(&file["attempt"]),
+                    text(&file["text"])
+                ))?;
             }
             Ok(ExitCode::SUCCESS)
         }
         Eval::Retry { id } => show(output, &Client::new(target)?.post(&path(&id, "/retries"), &json!({})).await?),
-        Eval::Extend { id, episodes } => show(output, &Client::new(target)?.post(&path(&id, "/extensions"), &json!({"episodes": episodes})).await?),
+        Eval::Extend { id, episodes } => {
+            show(output, &Client::new(target)?.post(&path(&id, "/extensions"), &json!({"episodes": episodes})).await?)
+        }
         Eval::Clone { id, name } => show(output, &Client::new(target)?.post(&path(&id, "/clones"), &json!({"name": name})).await?),
         Eval::Rename { id, name } => show(output, &Client::new(target)?.patch(&path(&id, ""), &json!({"name": name})).await?),
         Eval::Rm { id } => {
@@ -185,7 +237,11 @@ fn verdict(evaluation: &EvaluationDetail) -> Result<ExitCode, CliError> {
         EvaluationStatus::Completed => Ok(ExitCode::SUCCESS),
         EvaluationStatus::Cancelled | EvaluationStatus::Cancelling => unsuccessful(format!("{id} was cancelled")),
         EvaluationStatus::Failed | EvaluationStatus::Queued | EvaluationStatus::Running => {
-            let example = evaluation.failures.first().map(|failure| format!(" Most often {}: {}", failure.example.code.as_str(), failure.example.message)).unwrap_or_default();
+            let example = evaluation
+                .failures
+                .first()
+                .map(|failure| format!(" Most often {}: {}", failure.example.code.as_str(), failure.example.message))
+                .unwrap_or_default();
             unsuccessful(format!(
                 "{id} failed: {} of {} rows are errored.{example} `rlmesh eval rows {id} --outcome errored` lists them, `rlmesh eval retry {id}` runs them again",
                 evaluation.summary.progress.errored_episodes, evaluation.summary.progress.total_episodes

@@ -29,10 +29,14 @@ pub async fn run(target: &Target, command: Keys, output: &Output) -> Result<Exit
             )?;
         }
         Keys::Add { name, scopes, expires_in } => {
-            let expires_at = expires_in.map(|days| (chrono::Utc::now() + chrono::Duration::days(i64::from(days))).to_rfc3339_opts(chrono::SecondsFormat::Secs, true));
+            let expires_at = expires_in.map(|days| {
+                (chrono::Utc::now() + chrono::Duration::days(i64::from(days))).to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
+            });
             let key = client.post("/v1/keys", &json!({"name": name, "scopes": scopes, "expiresAt": expires_at})).await?;
             if output.format == Format::Table {
-                note("Shown this once. The SDK sends RLMESH_API_KEY to api.rlmesh.dev unless RLMESH_PLATFORM_URL says otherwise, so set both:");
+                note(
+                    "Shown this once. The SDK sends RLMESH_API_KEY to api.rlmesh.dev unless RLMESH_PLATFORM_URL says otherwise, so set both:",
+                );
                 print(&format!("export RLMESH_PLATFORM_URL={}\nexport RLMESH_API_KEY={}\n", client.url, text(&key["key"])))?;
             } else {
                 output.item(&key, &[], "id")?;

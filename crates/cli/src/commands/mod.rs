@@ -36,14 +36,21 @@ pub fn sdk(arguments: &[OsString]) -> Result<ExitCode, CliError> {
     }
     let python = std::env::var_os("RLMESH_PYTHON").unwrap_or_else(|| OsString::from("python3"));
     let error = std::process::Command::new(&python).arg("-m").arg("rlmesh").args(arguments).exec();
-    Err(CliError::other(format!("`rlmesh {name}` needs the SDK: {} could not be started ({error}); install it with `pip install rlmesh` or set RLMESH_PYTHON", python.to_string_lossy())))
+    Err(CliError::other(format!(
+        "`rlmesh {name}` needs the SDK: {} could not be started ({error}); install it with `pip install rlmesh` or set RLMESH_PYTHON",
+        python.to_string_lossy()
+    )))
 }
 
 fn nearest(name: &str) -> Option<String> {
     crate::args::Cli::command()
         .get_subcommands()
         .map(|command| command.get_name().to_owned())
-        .filter(|known| known.len() >= 2 && name.len() >= 2 && (known.starts_with(&name[..name.len().min(2)]) || name.trim_end_matches('s') == known.trim_end_matches('s')))
+        .filter(|known| {
+            known.len() >= 2
+                && name.len() >= 2
+                && (known.starts_with(&name[..name.len().min(2)]) || name.trim_end_matches('s') == known.trim_end_matches('s'))
+        })
         .min_by_key(|known| known.len().abs_diff(name.len()))
 }
 

@@ -26,12 +26,18 @@ pub async fn run(target: &Target, command: Org, output: &Output) -> Result<ExitC
             )?;
         }
         Org::Switch { organization } => {
-            let profile = client.profile().ok_or_else(|| CliError::usage("an API key belongs to one organization; sign in with `rlmesh login` to switch"))?.to_owned();
+            let profile = client
+                .profile()
+                .ok_or_else(|| CliError::usage("an API key belongs to one organization; sign in with `rlmesh login` to switch"))?
+                .to_owned();
             let stale = config::session(&profile)?.map(|session| session.access_token).unwrap_or_default();
             client.refresh(&profile, &stale, &[("organization_id", &organization)]).await?;
             let identity = remember_identity(&client, &profile).await?;
             if identity.organization_id.as_deref() != Some(&organization) {
-                return Err(CliError { exit: 3, ..CliError::other(format!("{organization} is not an organization of yours; `rlmesh org list` shows them")) });
+                return Err(CliError {
+                    exit: 3,
+                    ..CliError::other(format!("{organization} is not an organization of yours; `rlmesh org list` shows them"))
+                });
             }
             note(&format!("Active organization is now {}.", identity.organization_name.unwrap_or(organization)));
         }

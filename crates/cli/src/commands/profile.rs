@@ -13,7 +13,11 @@ pub fn run(target: &Target, command: Profile, output: &Output) -> Result<ExitCod
     let config = config::load()?;
     let default = config::profile_name(&Target { profile: None, ..target.clone() }, &config);
     let known = |name: &str| {
-        if config.profiles.contains_key(name) { Ok(()) } else { Err(CliError { exit: 3, ..CliError::other(format!("there is no profile {name}; `rlmesh profile list` shows them")) }) }
+        if config.profiles.contains_key(name) {
+            Ok(())
+        } else {
+            Err(CliError { exit: 3, ..CliError::other(format!("there is no profile {name}; `rlmesh profile list` shows them")) })
+        }
     };
     match command {
         Profile::List => {

@@ -101,11 +101,8 @@ pub fn refusal(status: &Status) -> Refusal {
     let prefix = status.message().split_once(':').map(|(code, _)| code.trim());
     let find = |text: &str| Code::ALL.iter().copied().find(|code| code.as_str() == text);
     let code = named.and_then(find).or_else(|| prefix.and_then(find));
-    let retry_after = status
-        .metadata()
-        .get("retry-after-ms")
-        .and_then(|value| value.to_str().ok()?.parse().ok())
-        .map(Duration::from_millis);
+    let retry_after =
+        status.metadata().get("retry-after-ms").and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_millis);
     let transient = || Refusal::Transient { message: status.message().to_owned(), retry_after };
     let terminal = |code: &str| Refusal::Terminal { code: code.to_owned(), message: status.message().to_owned() };
     if let Some(code) = code {
@@ -153,7 +150,6 @@ pub const fn is_terminal(code: Code) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     fn server(url: &str) -> Server {

@@ -70,10 +70,18 @@ impl Health {
         health.admin.register(|registry| {
             registry.register("rlmesh_agent_connected", "1 while a session with the control plane lives", health.connected.clone());
             registry.register("rlmesh_agent_runs", "Runs that are going on", health.runs.clone());
-            registry.register("rlmesh_agent_spool_unacknowledged_records", "Records that the control plane does not have yet", health.unacknowledged.clone());
+            registry.register(
+                "rlmesh_agent_spool_unacknowledged_records",
+                "Records that the control plane does not have yet",
+                health.unacknowledged.clone(),
+            );
             registry.register("rlmesh_agent_spool_bytes", "Bytes that the spool uses", health.bytes.clone());
             registry.register("rlmesh_agent_spool_waiting_appends", "Appends that wait for room", health.waiting.clone());
-            registry.register("rlmesh_agent_spool_telemetry_dropped_records", "Telemetry records dropped for lack of room", health.telemetry_dropped.clone());
+            registry.register(
+                "rlmesh_agent_spool_telemetry_dropped_records",
+                "Telemetry records dropped for lack of room",
+                health.telemetry_dropped.clone(),
+            );
             registry.register("rlmesh_agent_sessions", "Sessions that were opened", health.sessions.clone());
         });
         health

@@ -105,7 +105,11 @@ impl Joiner {
                 Ok(()) => return true,
                 Err(Refusal::Terminal { code, message }) => {
                     self.health.join_refused(&format!("{code}: {message}"));
-                    tracing::error!(code, message, "joining was refused; a new install command from the dashboard or `rlmesh clusters join-command` is needed");
+                    tracing::error!(
+                        code,
+                        message,
+                        "joining was refused; a new install command from the dashboard or `rlmesh clusters join-command` is needed"
+                    );
                     return false;
                 }
                 Err(Refusal::Transient { message, retry_after }) => (message, retry_after),

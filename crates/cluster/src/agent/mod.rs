@@ -224,7 +224,10 @@ impl SocketFolder {
             folder = PathBuf::from("/tmp");
         }
         let path = folder.join(format!("rlm-{}", hex::encode(rand::random::<[u8; 8]>())));
-        std::fs::DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("the folder for sockets {} can't be made", path.display()))?;
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("the folder for sockets {} can't be made", path.display()))?;
         std::fs::write(&note, path.to_string_lossy().as_bytes()).with_context(|| format!("{} can't be written", note.display()))?;
         Ok(Self { path })
     }

@@ -96,7 +96,11 @@ impl Options {
             }
         };
         let path = std::path::absolute(&path)?;
-        anyhow::ensure!(path.is_file(), "the runner {} does not exist; put rlmesh-runner beside this program, or use --runner", path.display());
+        anyhow::ensure!(
+            path.is_file(),
+            "the runner {} does not exist; put rlmesh-runner beside this program, or use --runner",
+            path.display()
+        );
         Ok(path)
     }
 }

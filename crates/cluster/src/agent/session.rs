@@ -83,7 +83,9 @@ fn lost(message: impl Into<String>) -> Refusal {
 
 /// Opens a session: hello, welcome, and what the welcome says about positions.
 pub async fn open(setup: &Setup, secret: &Secret) -> Result<Live, Refusal> {
-    tokio::time::timeout(OPEN_TIMEOUT, open_slowly(setup, secret)).await.unwrap_or_else(|_| Err(lost("the session was not welcomed in time")))
+    tokio::time::timeout(OPEN_TIMEOUT, open_slowly(setup, secret))
+        .await
+        .unwrap_or_else(|_| Err(lost("the session was not welcomed in time")))
 }
 
 async fn open_slowly(setup: &Setup, secret: &Secret) -> Result<Live, Refusal> {
@@ -120,7 +122,8 @@ async fn open_slowly(setup: &Setup, secret: &Secret) -> Result<Live, Refusal> {
 }
 
 fn farewell(goodbye: &v1::Goodbye) -> Refusal {
-    let terminal = rlm_core::error::Code::ALL.iter().copied().find(|code| code.as_str() == goodbye.code).is_some_and(super::connect::is_terminal);
+    let terminal =
+        rlm_core::error::Code::ALL.iter().copied().find(|code| code.as_str() == goodbye.code).is_some_and(super::connect::is_terminal);
     if terminal {
         return Refusal::Terminal { code: goodbye.code.clone(), message: goodbye.message.clone() };
     }
@@ -280,7 +283,8 @@ impl Session<'_> {
     }
 
     async fn send_records(&mut self) -> Step {
-        let records = self.setup.spool.read(self.window.sent + 1, BATCH_BYTES).await.map_err(|error| self.ended(&error.to_string(), None))?;
+        let records =
+            self.setup.spool.read(self.window.sent + 1, BATCH_BYTES).await.map_err(|error| self.ended(&error.to_string(), None))?;
         let Some(last) = records.last().map(|record| record.sequence) else { return Ok(()) };
         self.window.sent(last, Instant::now());
         self.send(v1::AgentMessage { message: Some(Outgoing::Records(v1::Records { records })) }).await
@@ -382,7 +386,10 @@ impl Session<'_> {
         let deadline = Instant::now() + Duration::from_secs(2);
         let position = self.setup.spool.position();
         while Instant::now() < deadline {
-            let (last, acknowledged) = { let position = position.borrow(); (position.last, position.acknowledged) };
+            let (last, acknowledged) = {
+                let position = position.borrow();
+                (position.last, position.acknowledged)
+            };
             if acknowledged >= last {
                 break;
             }

@@ -55,7 +55,8 @@ pub struct StoredCredential {
 impl Credentials {
     /// The credential of the session.
     pub fn control(&self) -> anyhow::Result<Secret> {
-        let stored = self.credentials.iter().find(|credential| credential.purpose == "control").context("there is no control credential")?;
+        let stored =
+            self.credentials.iter().find(|credential| credential.purpose == "control").context("there is no control credential")?;
         Secret::parse(&stored.secret).context("the control credential is not one")
     }
 }
@@ -72,7 +73,13 @@ impl StateDir {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700))
             .with_context(|| format!("the state folder {} can't be closed to others", path.display()))?;
         let lock_path = path.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&lock_path).with_context(|| format!("{} can't be opened", lock_path.display()))?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&lock_path)
+            .with_context(|| format!("{} can't be opened", lock_path.display()))?;
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
             .with_context(|| format!("another agent uses the state folder {}; stop it, or use another folder", path.display()))?;
         Ok(Self { path, _lock: lock })
@@ -147,7 +154,6 @@ pub fn read_credentials(path: &Path) -> anyhow::Result<Option<([u8; 32], Credent
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use rlm_core::tokens::SecretKind;
 
@@ -176,7 +182,12 @@ mod tests {
         assert!(state.credentials().unwrap().is_none());
         let secret = Secret::generate(SecretKind::ControlCredential);
         let stored = StoredCredential { purpose: "control".to_owned(), id: "cred_x".to_owned(), secret: secret.expose().to_owned() };
-        let credentials = Credentials { cluster_id: "cl_x".to_owned(), credentials: vec![stored], docker_config_json: String::new(), token_sha256: "t".to_owned() };
+        let credentials = Credentials {
+            cluster_id: "cl_x".to_owned(),
+            credentials: vec![stored],
+            docker_config_json: String::new(),
+            token_sha256: "t".to_owned(),
+        };
         state.store_credentials(&credentials).unwrap();
         assert!(state.credentials().unwrap().unwrap().control().unwrap() == secret);
         std::fs::write(state.credentials_path(), "{").unwrap();

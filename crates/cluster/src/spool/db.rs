@@ -56,9 +56,9 @@ pub(super) fn trouble(error: &rusqlite::Error) -> Trouble {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Trouble::Full,
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Trouble::Corrupt,
-        Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-            Trouble::Io
-        }
+        Some(
+            ErrorCode::SystemIoFailure | ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked,
+        ) => Trouble::Io,
         Some(_) | None => Trouble::Other,
     }
 }
@@ -130,10 +130,7 @@ impl Db {
     }
 
     fn meta(&self, key: &str) -> Result<Option<String>> {
-        self.connection
-            .prepare_cached("SELECT value FROM meta WHERE key = ?1")?
-            .query_row([key], |row| row.get(0))
-            .optional()
+        self.connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?.query_row([key], |row| row.get(0)).optional()
     }
 
     fn meta_number(&self, key: &str) -> Result<u64> {

@@ -53,11 +53,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            quota_bytes: 10 << 30,
-            retain: Duration::from_secs(72 * 3600),
-            clock: Arc::new(|| chrono::Utc::now().timestamp_millis()),
-        }
+        Self { quota_bytes: 10 << 30, retain: Duration::from_secs(72 * 3600), clock: Arc::new(|| chrono::Utc::now().timestamp_millis()) }
     }
 }
 

@@ -106,13 +106,11 @@ impl Worker {
             let first = match inbox.try_recv() {
                 Ok(request) => Some(request),
                 Err(mpsc::error::TryRecvError::Disconnected) => break,
-                Err(mpsc::error::TryRecvError::Empty) => {
-                    match runtime.block_on(async { tokio::time::timeout(wait, inbox.recv()).await }) {
-                        Ok(Some(request)) => Some(request),
-                        Ok(None) => break,
-                        Err(_) => None,
-                    }
-                }
+                Err(mpsc::error::TryRecvError::Empty) => match runtime.block_on(async { tokio::time::timeout(wait, inbox.recv()).await }) {
+                    Ok(Some(request)) => Some(request),
+                    Ok(None) => break,
+                    Err(_) => None,
+                },
             };
             let mut next = first;
             let (mut records, mut bytes) = (0, 0);

@@ -48,7 +48,6 @@ pub struct ControlPlane {
 }
 
 pub struct Running {
-    pub plane: ControlPlane,
     pub port: u16,
     pub stop: CancellationToken,
 }
@@ -101,7 +100,7 @@ impl ControlPlane {
             let serve = tonic::transport::Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
             tokio::select! { _ = serve => {}, () = ended.cancelled() => {} }
         });
-        Running { plane: self.clone(), port, stop }
+        Running { port, stop }
     }
 
     /// Waits until `condition` holds; a wait that fails says what it saw last.
@@ -117,8 +116,15 @@ impl ControlPlane {
         };
         if tokio::time::timeout(Duration::from_secs(60), wait).await.is_err() {
             let state = self.state.lock().unwrap();
-            let statuses: Vec<_> = statuses(&state).into_iter().map(|status| (status.phase(), status.waiting_cause, status.failure)).collect();
-            panic!("{what}: not within 60 s. joins {}, sessions {}, records {}, statuses {statuses:#?}, hellos {:?}", state.joins, state.sessions, state.records.len(), state.hellos.last());
+            let statuses: Vec<_> =
+                statuses(&state).into_iter().map(|status| (status.phase(), status.waiting_cause, status.failure)).collect();
+            panic!(
+                "{what}: not within 60 s. joins {}, sessions {}, records {}, statuses {statuses:#?}, hellos {:?}",
+                state.joins,
+                state.sessions,
+                state.records.len(),
+                state.hellos.last()
+            );
         }
     }
 
@@ -280,7 +286,10 @@ impl ClusterService for ControlPlane {
 }
 
 /// The stream until the token is cancelled.
-fn async_until<T: Send + 'static>(stream: impl Stream<Item = T> + Send + 'static, ended: CancellationToken) -> impl Stream<Item = T> + Send {
+fn async_until<T: Send + 'static>(
+    stream: impl Stream<Item = T> + Send + 'static,
+    ended: CancellationToken,
+) -> impl Stream<Item = T> + Send {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let mut stream = std::pin::pin!(stream);

@@ -105,7 +105,12 @@ async fn carry_out(agent: String, run: String, token: String) {
     if let Some(attempt) = params(&spec, "restart_env_attempt")
         && line.components["env-0-0"].attempt == attempt as u32
     {
-        line.send(Message::Restart(v1::RestartComponent { component: "env-0-0".to_owned(), attempt: attempt as u32, reason: "hung".to_owned() })).await;
+        line.send(Message::Restart(v1::RestartComponent {
+            component: "env-0-0".to_owned(),
+            attempt: attempt as u32,
+            reason: "hung".to_owned(),
+        }))
+        .await;
         let replaced = line.ready("env-0-0", attempt as u32 + 1).await.unwrap();
         note(&format!("replaced by {}", replaced.attempt));
     }

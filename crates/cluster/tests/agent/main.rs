@@ -52,7 +52,12 @@ async fn joins_despite_lost_answers_carries_a_run_out_and_stays_small() {
     assert!(provenance.node.is_some() && provenance.agent_version.is_some());
     // The same assignment again changes nothing.
     plane.send(ToAgent::Assign(run.assign.clone()));
-    plane.send(ToAgent::LogRequest(v1::LogRequest { request_id: "l".to_owned(), run_id: run.id(), component: "env-0-0".to_owned(), tail_lines: 10 }));
+    plane.send(ToAgent::LogRequest(v1::LogRequest {
+        request_id: "l".to_owned(),
+        run_id: run.id(),
+        component: "env-0-0".to_owned(),
+        tail_lines: 10,
+    }));
     plane.wait("logs", |state| !state.replies.is_empty()).await;
     let reply = plane.with(|state| state.replies.pop()).unwrap();
     let Some(FromAgent::LogReply(reply)) = reply.message else { panic!("{reply:?}") };
@@ -108,7 +113,8 @@ async fn a_killed_agent_goes_on_where_it_was_and_leaves_nothing_behind() {
     let attempts: std::collections::BTreeSet<u32> = plane.with(|state| scored(state)).keys().map(|(_, attempt)| *attempt).collect();
     assert!(attempts.len() >= 3, "attempts of later runners are new ones: {attempts:?}");
     // Instance and position are kept: one spool all along.
-    let instances: std::collections::BTreeSet<String> = plane.with(|state| state.hellos.iter().map(|hello| hello.instance_id.clone()).collect());
+    let instances: std::collections::BTreeSet<String> =
+        plane.with(|state| state.hellos.iter().map(|hello| hello.instance_id.clone()).collect());
     assert_eq!(instances.len(), 1);
     agent.stop();
     assert!(cell.leftovers().is_empty(), "{:?}", cell.leftovers());
@@ -284,10 +290,13 @@ async fn a_rotated_credential_is_followed_and_a_wrong_one_changes_nothing() {
     let mut agent = cell.start(&plane, &[]);
     plane.wait("a session", |state| state.sessions == 1).await;
     cell.change_control(&Secret::generate(SecretKind::ControlCredential));
-    plane.wait("the condition", |state| {
-        state.heartbeats.last().is_some_and(|beat| beat.conditions.iter().any(|condition| condition.r#type == "CredentialValid" && condition.status == "False"))
-    })
-    .await;
+    plane
+        .wait("the condition", |state| {
+            state.heartbeats.last().is_some_and(|beat| {
+                beat.conditions.iter().any(|condition| condition.r#type == "CredentialValid" && condition.status == "False")
+            })
+        })
+        .await;
     assert_eq!(plane.with(|state| state.sessions), 1);
     let newer = Secret::generate(SecretKind::ControlCredential);
     plane.with(|state| state.control.push(newer.clone()));
@@ -311,8 +320,12 @@ async fn definitions_are_described() {
     let cell = Cell::new(server.port);
     let mut agent = cell.start(&plane, &[]);
     plane.wait("a session", |state| state.sessions == 1).await;
-    let mut ask = async |entrypoint: &str| {
-        let request = v1::Describe { request_id: entrypoint.to_owned(), kind: "model".to_owned(), definition_json: cell.model(entrypoint).to_string() };
+    let ask = async |entrypoint: &str| {
+        let request = v1::Describe {
+            request_id: entrypoint.to_owned(),
+            kind: "model".to_owned(),
+            definition_json: cell.model(entrypoint).to_string(),
+        };
         plane.send(ToAgent::Describe(request));
         plane.wait("a reply", |state| !state.replies.is_empty()).await;
         match plane.with(|state| state.replies.pop()).unwrap().message {

@@ -71,7 +71,10 @@ impl Cell {
         );
         script(&folder.path().join("runner"), &runner);
         std::fs::write(folder.path().join("stand_in.py"), include_str!("stand_in.py")).unwrap();
-        script(&folder.path().join("python"), &format!("#!/bin/sh\nexec '{}' '{}/stand_in.py' \"$@\"\n", python(), folder.path().display()));
+        script(
+            &folder.path().join("python"),
+            &format!("#!/bin/sh\nexec '{}' '{}/stand_in.py' \"$@\"\n", python(), folder.path().display()),
+        );
         Self { folder, port }
     }
 

@@ -66,7 +66,8 @@ fn check_common(common: &Common<'_>, path: &Path<'_>, problems: &mut Problems, w
             warnings.push(format!("{path}.resources: has no effect on a server that runs already"));
         }
         if common.lanes_per_pod {
-            warnings.push(format!("{path}.lanesPerPod: has no effect on a server that runs already, which has the number it was started with"));
+            warnings
+                .push(format!("{path}.lanesPerPod: has no effect on a server that runs already, which has the number it was started with"));
         }
     }
     for (field, names) in [("env", common.env.keys()), ("secretEnv", common.secret_env.keys())] {
@@ -83,7 +84,10 @@ fn check_common(common: &Common<'_>, path: &Path<'_>, problems: &mut Problems, w
 }
 
 fn variable_problem(side: Side, name: &str) -> Option<String> {
-    if !name.starts_with("RLMESH_") || FREE_VARIABLES.contains(&name) || (side == Side::Environment && ENVIRONMENT_VARIABLES.contains(&name)) {
+    if !name.starts_with("RLMESH_")
+        || FREE_VARIABLES.contains(&name)
+        || (side == Side::Environment && ENVIRONMENT_VARIABLES.contains(&name))
+    {
         return None;
     }
     Some(match (name, side) {
@@ -95,7 +99,13 @@ fn variable_problem(side: Side, name: &str) -> Option<String> {
     })
 }
 
-pub fn check_model(raw: &RawModel, path: &Path<'_>, described: Option<&Described>, problems: &mut Problems, warnings: &mut Vec<String>) -> Option<Models> {
+pub fn check_model(
+    raw: &RawModel,
+    path: &Path<'_>,
+    described: Option<&Described>,
+    problems: &mut Problems,
+    warnings: &mut Vec<String>,
+) -> Option<Models> {
     let common = Common {
         side: Side::Model,
         id: raw.id.as_deref(),
@@ -112,7 +122,10 @@ pub fn check_model(raw: &RawModel, path: &Path<'_>, described: Option<&Described
     };
     check_common(&common, path, problems, warnings);
     if raw.prefetch_lead >= raw.execution_horizon && raw.prefetch_lead > 0 && !problems.has(&path.key("executionHorizon")) {
-        problems.add(&path.key("prefetchLead"), format!("must be less than executionHorizon ({}), not {}", raw.execution_horizon, raw.prefetch_lead));
+        problems.add(
+            &path.key("prefetchLead"),
+            format!("must be less than executionHorizon ({}), not {}", raw.execution_horizon, raw.prefetch_lead),
+        );
     }
     let base_path = path.key("checkpoints");
     let base = checkpoints(&raw.checkpoints, &raw.params, &base_path, problems);
@@ -129,7 +142,8 @@ pub fn check_model(raw: &RawModel, path: &Path<'_>, described: Option<&Described
                     problems.add(&set_path, "is empty");
                 }
                 let set = checkpoints(set, &raw.params, &set_path, problems);
-                let mut merged: Vec<Checkpoint> = base.iter().filter(|under| !set.iter().any(|over| over.param == under.param)).cloned().collect();
+                let mut merged: Vec<Checkpoint> =
+                    base.iter().filter(|under| !set.iter().any(|over| over.param == under.param)).cloned().collect();
                 merged.extend(set);
                 variants.push((Some(name), merged));
             }
@@ -207,7 +221,13 @@ fn checkpoints(raw: &[Option<RawCheckpoint>], params: &Params, path: &Path<'_>, 
     read
 }
 
-pub fn check_environment(raw: &RawEnvironment, path: &Path<'_>, described: Option<&Described>, problems: &mut Problems, warnings: &mut Vec<String>) -> Option<EnvironmentDefinition> {
+pub fn check_environment(
+    raw: &RawEnvironment,
+    path: &Path<'_>,
+    described: Option<&Described>,
+    problems: &mut Problems,
+    warnings: &mut Vec<String>,
+) -> Option<EnvironmentDefinition> {
     let common = Common {
         side: Side::Environment,
         id: raw.id.as_deref(),

@@ -44,7 +44,10 @@ impl Described {
     pub fn check_whole(&self, wanted: &str, path: &Path<'_>, problems: &mut Problems, warnings: &mut Vec<String>) {
         if let Some(kind) = text(&self.document, "kind").filter(|kind| *kind != wanted) {
             let found = if kind == "env" { "an environment" } else { "a model" };
-            problems.add(path, format!("describes itself as {found}; it can't be used as {}", if wanted == "env" { "an environment" } else { "a model" }));
+            problems.add(
+                path,
+                format!("describes itself as {found}; it can't be used as {}", if wanted == "env" { "an environment" } else { "a model" }),
+            );
             return;
         }
         for name in ["env_spec", "model_spec"] {
@@ -98,16 +101,28 @@ impl Described {
         if horizon <= 1 {
             return;
         }
-        let corners: Vec<&str> = self.part("corners").and_then(Value::as_array).map_or_else(Vec::new, |list| list.iter().filter_map(Value::as_str).collect());
+        let corners: Vec<&str> =
+            self.part("corners").and_then(Value::as_array).map_or_else(Vec::new, |list| list.iter().filter_map(Value::as_str).collect());
         if !corners.iter().any(|corner| matches!(*corner, "predict_chunk" | "predict_chunk_batch")) {
-            problems.add(path, format!("is {horizon}, but the model has neither predict_chunk nor predict_chunk_batch: it predicts one action at a time"));
+            problems.add(
+                path,
+                format!("is {horizon}, but the model has neither predict_chunk nor predict_chunk_batch: it predicts one action at a time"),
+            );
         } else if let Some(native) = self.part("native_chunk").and_then(Value::as_u64).filter(|native| u64::from(horizon) > *native) {
             problems.add(path, format!("is {horizon}, more than the {native} actions that the model predicts at once"));
         }
     }
 
     /// Checks arguments against what `make()` or `load()` takes. `files` are arguments that receive a checkpoint's path.
-    pub fn check_arguments(&self, arguments: &Params, files: &[&str], missing_at: &str, origin: &Origin<'_>, problems: &mut Problems, warnings: &mut Vec<String>) {
+    pub fn check_arguments(
+        &self,
+        arguments: &Params,
+        files: &[&str],
+        missing_at: &str,
+        origin: &Origin<'_>,
+        problems: &mut Problems,
+        warnings: &mut Vec<String>,
+    ) {
         let Some(params) = self.part("params") else { return };
         let spec = params.get("param_spec").filter(|spec| !spec.is_null());
         let declared = list(spec.and_then(|spec| spec.get("params")));
@@ -158,9 +173,11 @@ impl Described {
         let defaults = list(contracts.get("branches")).iter().find(|branch| branch.get("default") == Some(&Value::Bool(true)));
         let wanted = |name: &str| arguments.get(name).or_else(|| defaults?.get("params")?.get(name));
         let branch = list(contracts.get("branches")).iter().find(|branch| {
-            discriminants.iter().filter_map(Value::as_str).all(|name| match (branch.get("params").and_then(|params| params.get(name)), wanted(name)) {
-                (Some(has), Some(wanted)) => same(has, wanted),
-                _ => false,
+            discriminants.iter().filter_map(Value::as_str).all(|name| {
+                match (branch.get("params").and_then(|params| params.get(name)), wanted(name)) {
+                    (Some(has), Some(wanted)) => same(has, wanted),
+                    _ => false,
+                }
             })
         })?;
         let error = branch.get("env_spec").and_then(|spec| text(spec, "error"))?;
@@ -186,7 +203,8 @@ fn text<'v>(value: &'v Value, name: &str) -> Option<&'v str> {
 
 fn file_problem(param: &Value) -> Option<String> {
     let kind = text(param, "type").unwrap_or_default();
-    (matches!(kind, "int" | "float" | "bool") || kind.starts_with("vec")).then(|| format!("receives a checkpoint's path, but the model declares it as {kind}"))
+    (matches!(kind, "int" | "float" | "bool") || kind.starts_with("vec"))
+        .then(|| format!("receives a checkpoint's path, but the model declares it as {kind}"))
 }
 
 /// The SDK's own rules for one argument.
@@ -195,7 +213,8 @@ fn argument_problem(param: &Value, value: &Value) -> Option<String> {
     let dim = param.get("dim").and_then(Value::as_u64).or_else(|| kind.strip_prefix("vec").and_then(|dim| dim.parse().ok()));
     let problem = match (kind, dim) {
         ("bool", _) => (!value.is_boolean()).then(|| format!("must be true or false, not {}", describe(value))),
-        ("int", _) => (!value.as_f64().is_some_and(|number| number.fract() == 0.0)).then(|| format!("must be a whole number, not {}", describe(value))),
+        ("int", _) => (!value.as_f64().is_some_and(|number| number.fract() == 0.0))
+            .then(|| format!("must be a whole number, not {}", describe(value))),
         ("float", _) => (!value.is_number()).then(|| format!("must be a number, not {}", describe(value))),
         ("str", _) => (!value.is_string()).then(|| format!("must be text, not {}", describe(value))),
         (kind, Some(dim)) if kind.starts_with("vec") => vector_problem(value, dim, param.get("unit") == Some(&Value::Bool(true))),

@@ -32,8 +32,17 @@ pub static REQUEST: Table = Table {
     about: "An evaluation: models that meet environments in tasks.",
     fields: &[
         optional("name", Kind::Text(Text::Line(200)), "What people call it; without one it is named after its models and environments."),
-        or("tags", Kind::Map { key: Text::TagKey, of: &Kind::Text(Text::Line(256)), max: 64 }, "{}", "Labels to find it by: `tag=key:value` in lists."),
-        optional("clientToken", Kind::Text(Text::Line(200)), "Any text: the same token is the same evaluation, so a submission can be repeated safely."),
+        or(
+            "tags",
+            Kind::Map { key: Text::TagKey, of: &Kind::Text(Text::Line(256)), max: 64 },
+            "{}",
+            "Labels to find it by: `tag=key:value` in lists.",
+        ),
+        optional(
+            "clientToken",
+            Kind::Text(Text::Line(200)),
+            "Any text: the same token is the same evaluation, so a submission can be repeated safely.",
+        ),
         optional("cluster", Kind::Text(Text::ClusterId), "The cluster that runs it; null: any connected cluster that fits."),
         required(
             "models",
@@ -60,13 +69,16 @@ pub static REQUEST: Table = Table {
 };
 
 const REF_ABOUT: &str = "`name` or `name:version` of a registered one, in place of `image`, `entrypoint` and `address`. The other fields given here override what is registered; `params`, `resources`, `env` and `secretEnv` are merged key by key.";
-const ID_ABOUT: &str = "What tasks, pairs and results call it; unique in its list. Required unless `ref` is given, whose name it then defaults to.";
+const ID_ABOUT: &str =
+    "What tasks, pairs and results call it; unique in its list. Required unless `ref` is given, whose name it then defaults to.";
 const IMAGE_ABOUT: &str = "Container image: what runs on a cluster. May stand beside `entrypoint`; each kind of cluster takes its own.";
 const PYTHON_PATH_ABOUT: &str = "Absolute folder put first on the module path of `entrypoint`. `rlmesh eval submit` makes relative ones absolute, against the request's file.";
 const PYTHON_ABOUT: &str = "Interpreter for `entrypoint`: an absolute path or a program's name; null: the cell's own.";
-const ADDRESS_ABOUT: &str = "`tcp://host:port` or `unix:///path` of a server that already runs; only on a local cell, and instead of `image` and `entrypoint`.";
+const ADDRESS_ABOUT: &str =
+    "`tcp://host:port` or `unix:///path` of a server that already runs; only on a local cell, and instead of `image` and `entrypoint`.";
 const ENV_ABOUT: &str = "Environment variables. `RLMESH_*` variables that the platform sets are refused.";
-const SECRET_ENV_ABOUT: &str = "Environment variables from the cluster's secrets, each `secret/key`. Never write a secret's value into a request.";
+const SECRET_ENV_ABOUT: &str =
+    "Environment variables from the cluster's secrets, each `secret/key`. Never write a secret's value into a request.";
 const STARTUP_ABOUT: &str = "How long it may take from start to serving, loading included.";
 const STARTUP: Kind = Kind::Duration { min_ms: 1_000, max_ms: DAY };
 
@@ -88,8 +100,18 @@ pub static MODEL: Table = Table {
             Kind::Map { key: Text::SetName, of: &CHECKPOINTS, max: 64 },
             "Name to checkpoints: makes one model per set, `id@name`. A set's checkpoint replaces the one of `checkpoints` with the same `param`; a pair that names the id means every set.",
         ),
-        or("executionHorizon", Kind::Integer { min: 1, max: 1024 }, "1", "Actions of a predicted chunk that are carried out before the next prediction; more than 1 needs a model that predicts chunks."),
-        or("prefetchLead", Kind::Integer { min: 0, max: 1023 }, "0", "Actions left in the chunk when the next is predicted. Results at different leads are not comparable."),
+        or(
+            "executionHorizon",
+            Kind::Integer { min: 1, max: 1024 },
+            "1",
+            "Actions of a predicted chunk that are carried out before the next prediction; more than 1 needs a model that predicts chunks.",
+        ),
+        or(
+            "prefetchLead",
+            Kind::Integer { min: 0, max: 1023 },
+            "0",
+            "Actions left in the chunk when the next is predicted. Results at different leads are not comparable.",
+        ),
         optional("workflowEdition", Kind::Text(Text::Edition), "Pins the SDK workflow edition; null: the newest that both sides have."),
         or("resources", Kind::Object(&RESOURCES), "{}", "What its pod asks for."),
         or("env", VARIABLES, "{}", ENV_ABOUT),
@@ -106,11 +128,20 @@ pub static ENVIRONMENT: Table = Table {
         optional("id", Kind::Text(Text::Id), ID_ABOUT),
         optional("ref", Kind::Text(Text::Reference), REF_ABOUT),
         optional("image", Kind::Text(Text::Image), IMAGE_ABOUT),
-        optional("entrypoint", Kind::Text(Text::Entrypoint), "`module:Factory` that a local cell serves with `python -m rlmesh.serve --env`."),
+        optional(
+            "entrypoint",
+            Kind::Text(Text::Entrypoint),
+            "`module:Factory` that a local cell serves with `python -m rlmesh.serve --env`.",
+        ),
         optional("pythonPath", Kind::Text(Text::AbsolutePath), PYTHON_PATH_ABOUT),
         optional("python", Kind::Text(Text::Program), PYTHON_ABOUT),
         optional("address", Kind::Text(Text::Address), ADDRESS_ABOUT),
-        or("params", Kind::Arguments, "{}", "Keyword arguments of `make()` for every task; a task's catalogue entry and `params` go over them."),
+        or(
+            "params",
+            Kind::Arguments,
+            "{}",
+            "Keyword arguments of `make()` for every task; a task's catalogue entry and `params` go over them.",
+        ),
         or("resources", Kind::Object(&RESOURCES), "{}", "What each of its pods asks for."),
         or("shareModelGpu", Kind::Boolean, "false", "Let it use the model's GPU (rendering)."),
         optional("lanesPerPod", Kind::Integer { min: 1, max: 1024 }, "Environments in one process or pod; null: the platform chooses."),
@@ -129,7 +160,11 @@ pub static CHECKPOINT: Table = Table {
     about: "A file or folder that the model loads.",
     fields: &[
         required("param", Kind::Text(Text::Identifier), "The argument of `load()` that receives the path."),
-        required("uri", Kind::Text(Text::CheckpointUri), "`https://`, `s3://`, `gs://`, `hf://`, `pvc://` or `file:///`. `rlmesh eval submit` makes relative `file:` ones absolute."),
+        required(
+            "uri",
+            Kind::Text(Text::CheckpointUri),
+            "`https://`, `s3://`, `gs://`, `hf://`, `pvc://` or `file:///`. `rlmesh eval submit` makes relative `file:` ones absolute.",
+        ),
         optional("revision", Kind::Text(Text::Line(200)), "Commit or tag, for `hf://`."),
         optional("sha256", Kind::Text(Text::Sha256), "What the fetched file must hash to."),
     ],
@@ -151,18 +186,43 @@ pub static TASK: Table = Table {
     name: "Task",
     about: "`episodes` episodes of one environment, for each model that meets it.",
     fields: &[
-        required("env", Kind::Text(Text::Reference), "Id of an environment of this request, else `name` or `name:version` of a registered one."),
+        required(
+            "env",
+            Kind::Text(Text::Reference),
+            "Id of an environment of this request, else `name` or `name:version` of a registered one.",
+        ),
         optional(
             "taskId",
             Kind::Text(Text::Line(256)),
             "Name of the task, unique together with `env`. An entry of the environment's catalogue has its `params` selected by it; otherwise say `params`. Left out: the environment's id, constructed as its definition says.",
         ),
-        optional("params", Kind::Arguments, "Keyword arguments of `make()`, over the catalogue entry's and the definition's. `{}`: the definition's as they are; `taskId` is then only a name."),
-        required("episodes", Kind::Integer { min: 1, max: ROWS_MAX }, "Episodes per model. All rows of an evaluation together are at most 1,000,000."),
+        optional(
+            "params",
+            Kind::Arguments,
+            "Keyword arguments of `make()`, over the catalogue entry's and the definition's. `{}`: the definition's as they are; `taskId` is then only a name.",
+        ),
+        required(
+            "episodes",
+            Kind::Integer { min: 1, max: ROWS_MAX },
+            "Episodes per model. All rows of an evaluation together are at most 1,000,000.",
+        ),
         or("seed", Kind::Integer { min: 0, max: SEED_MAX }, "0", "Episode i is reset with seed + i; all below 2^32."),
-        optional("seeds", Kind::List { of: &Kind::Integer { min: 0, max: SEED_MAX }, min: 1, max: MAX_ROWS as usize }, "Explicit seeds, one per episode, in place of `seed`."),
-        or("trialIndexBase", Kind::Integer { min: 0, max: SEED_MAX }, "0", "Episode i is reset with `trial_index` base + i where the environment takes one."),
-        optional("workers", Kind::Integer { min: 1, max: 1024 }, "Environments side by side, in all; never changes which rows run. null: the platform chooses."),
+        optional(
+            "seeds",
+            Kind::List { of: &Kind::Integer { min: 0, max: SEED_MAX }, min: 1, max: MAX_ROWS as usize },
+            "Explicit seeds, one per episode, in place of `seed`.",
+        ),
+        or(
+            "trialIndexBase",
+            Kind::Integer { min: 0, max: SEED_MAX },
+            "0",
+            "Episode i is reset with `trial_index` base + i where the environment takes one.",
+        ),
+        optional(
+            "workers",
+            Kind::Integer { min: 1, max: 1024 },
+            "Environments side by side, in all; never changes which rows run. null: the platform chooses.",
+        ),
         optional("maxEpisodeSteps", Kind::Integer { min: 1, max: 1_000_000_000 }, "Ends an episode after this many steps."),
         optional("instruction", Kind::Text(Text::Free(4_000)), "Language instruction for the model."),
         optional("success", Kind::Object(&SUCCESS), "A rule that decides success in place of what the environment says."),
@@ -183,13 +243,32 @@ pub static LIMITS: Table = Table {
     name: "Limits",
     about: "Bounds on episodes, waiting and errors.",
     fields: &[
-        optional("maxEpisodeSteps", Kind::Integer { min: 1, max: 1_000_000_000 }, "For every task; the smaller of this and the task's own holds."),
+        optional(
+            "maxEpisodeSteps",
+            Kind::Integer { min: 1, max: 1_000_000_000 },
+            "For every task; the smaller of this and the task's own holds.",
+        ),
         optional("maxEpisodeSeconds", Kind::Number { min: 0.001, max: 604_800.0 }, "Ends an episode after this time."),
         or("queueTimeout", Kind::Duration { min_ms: 100, max_ms: 30 * DAY }, "\"24h\"", "How long it may wait for a place to run."),
-        or("progressTimeout", Kind::Duration { min_ms: 100, max_ms: DAY }, "\"20m\"", "How long a run may go without a step before it is stopped."),
+        or(
+            "progressTimeout",
+            Kind::Duration { min_ms: 100, max_ms: DAY },
+            "\"20m\"",
+            "How long a run may go without a step before it is stopped.",
+        ),
         or("maxErroredFraction", Kind::Number { min: 0.0, max: 1.0 }, "0", "Share of errored rows above which the evaluation has failed."),
-        or("environmentCrashRetries", Kind::Integer { min: 0, max: 100 }, "1", "How often a row is tried again after its environment crashed."),
-        or("reassignAfter", Kind::Duration { min_ms: 0, max_ms: 30 * DAY }, "\"1h\"", "How long a cluster may be away before its unfinished rows go to another one."),
+        or(
+            "environmentCrashRetries",
+            Kind::Integer { min: 0, max: 100 },
+            "1",
+            "How often a row is tried again after its environment crashed.",
+        ),
+        or(
+            "reassignAfter",
+            Kind::Duration { min_ms: 0, max_ms: 30 * DAY },
+            "\"1h\"",
+            "How long a cluster may be away before its unfinished rows go to another one.",
+        ),
     ],
 };
 
@@ -212,5 +291,4 @@ pub static RECORDING: Table = Table {
 };
 
 /// Every object, in the order of the reference.
-pub static TABLES: &[&Table] =
-    &[&REQUEST, &MODEL, &ENVIRONMENT, &CHECKPOINT, &RESOURCES, &TASK, &SUCCESS, &LIMITS, &PAIR, &RECORDING];
+pub static TABLES: &[&Table] = &[&REQUEST, &MODEL, &ENVIRONMENT, &CHECKPOINT, &RESOURCES, &TASK, &SUCCESS, &LIMITS, &PAIR, &RECORDING];

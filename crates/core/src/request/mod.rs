@@ -119,7 +119,8 @@ pub fn definitions(request: &Value, catalogue: &dyn Catalogue) -> Vec<Definition
     for (index, environment) in raw.environments.iter().enumerate() {
         let mut fresh = Checker::new(catalogue);
         let whole = !checker.spoiled("environments", index);
-        if let Some(known) = environment.as_ref().filter(|raw| whole && raw.reference.is_none()).and_then(|raw| fresh.environment(index, raw))
+        if let Some(known) =
+            environment.as_ref().filter(|raw| whole && raw.reference.is_none()).and_then(|raw| fresh.environment(index, raw))
             && fresh.reader.problems.is_empty()
         {
             found.push(Definition::Environment(known.definition));
@@ -286,13 +287,18 @@ impl<'a> Checker<'a> {
                     list.models.push(model);
                     list.editions.push(editions.clone());
                 } else {
-                    self.reader.problems.add(&path.key("id"), format!("another model is called {} too; give each an `id` of its own", text::quote(&model.id)));
+                    self.reader.problems.add(
+                        &path.key("id"),
+                        format!("another model is called {} too; give each an `id` of its own", text::quote(&model.id)),
+                    );
                 }
             }
             list.by_id.entry(models.id).or_default().extend(made);
         }
         if list.models.len() > fields::MAX_MODELS {
-            self.reader.problems.add(&path, format!("{} models with their checkpoint sets; at most {} are allowed", list.models.len(), fields::MAX_MODELS));
+            self.reader
+                .problems
+                .add(&path, format!("{} models with their checkpoint sets; at most {} are allowed", list.models.len(), fields::MAX_MODELS));
         }
         list
     }
@@ -322,7 +328,9 @@ impl<'a> Checker<'a> {
                 Some(environment) if ids.insert(environment.definition.id.clone()) => known.push(environment),
                 Some(environment) => {
                     let id = text::quote(&environment.definition.id);
-                    self.reader.problems.add(&path.index(index).key("id"), format!("another environment is called {id} too; give each an `id` of its own"));
+                    self.reader
+                        .problems
+                        .add(&path.index(index).key("id"), format!("another environment is called {id} too; give each an `id` of its own"));
                 }
                 None => whole = false,
             }
@@ -332,7 +340,8 @@ impl<'a> Checker<'a> {
 
     fn tasks(&mut self, raw: &RawRequest, environments: &mut Vec<Known>, whole: bool) -> Option<Vec<Task>> {
         let list = Path::Root.key("tasks");
-        let mut positions: HashMap<String, usize> = environments.iter().enumerate().map(|(at, known)| (known.definition.id.clone(), at)).collect();
+        let mut positions: HashMap<String, usize> =
+            environments.iter().enumerate().map(|(at, known)| (known.definition.id.clone(), at)).collect();
         let mut refused = BTreeSet::new();
         let mut names = tasks::Names::default();
         let mut read = Vec::new();
@@ -352,7 +361,9 @@ impl<'a> Checker<'a> {
                 // An environment that could not be read may be the one that is meant.
                 if whole && self.reader.catalogue.environment(env).is_none() {
                     let hint = text::hint(env, environments.iter().map(|known| known.definition.id.as_str()));
-                    self.reader.problems.add(&path.key("env"), format!("no environment {} is in `environments` or registered{hint}", text::quote(env)));
+                    self.reader
+                        .problems
+                        .add(&path.key("env"), format!("no environment {} is in `environments` or registered{hint}", text::quote(env)));
                 }
                 continue;
             };
@@ -398,13 +409,17 @@ impl<'a> Checker<'a> {
             if !ids.contains(env.as_str()) {
                 if environments_whole {
                     let hint = text::hint(env, ids.iter().copied());
-                    self.reader.problems.add(&path.key("env"), format!("no environment {} is in `environments` or in a task{hint}", text::quote(env)));
+                    self.reader
+                        .problems
+                        .add(&path.key("env"), format!("no environment {} is in `environments` or in a task{hint}", text::quote(env)));
                 }
                 continue;
             }
             for model in made {
                 if let Some(first) = seen.insert((model.clone(), env.clone()), index) {
-                    self.reader.problems.add(&path, format!("{} and {} are paired by pairs[{first}] already", text::quote(&model), text::quote(env)));
+                    self.reader
+                        .problems
+                        .add(&path, format!("{} and {} are paired by pairs[{first}] already", text::quote(&model), text::quote(env)));
                 } else {
                     pairs.push(Pair { model, env: env.clone() });
                 }
@@ -421,13 +436,24 @@ impl<'a> Checker<'a> {
         for pair in pairs.into_iter().flatten() {
             *met.entry(&pair.env).or_default() += 1;
         }
-        let meeting = |task: &Task| if pairs.is_some() { met.get(task.env.as_str()).copied().unwrap_or_default() } else { models.len() as u64 };
+        let meeting =
+            |task: &Task| if pairs.is_some() { met.get(task.env.as_str()).copied().unwrap_or_default() } else { models.len() as u64 };
         let rows: u128 = tasks.iter().map(|task| u128::from(task.episodes) * u128::from(meeting(task))).sum();
         let cells: u64 = tasks.iter().map(meeting).sum();
         if rows > u128::from(MAX_ROWS) {
-            self.reader.problems.add(&path, format!("{rows} rows in all (episodes of each task x models that meet it); at most {MAX_ROWS} are allowed"));
+            self.reader
+                .problems
+                .add(&path, format!("{rows} rows in all (episodes of each task x models that meet it); at most {MAX_ROWS} are allowed"));
         } else if cells.max(models.len() as u64 * tasks.len() as u64) > fields::MAX_CELLS {
-            self.reader.problems.add(&path, format!("{} tasks x {} models; together they may make at most {} pairs of a model and a task", tasks.len(), models.len(), fields::MAX_CELLS));
+            self.reader.problems.add(
+                &path,
+                format!(
+                    "{} tasks x {} models; together they may make at most {} pairs of a model and a task",
+                    tasks.len(),
+                    models.len(),
+                    fields::MAX_CELLS
+                ),
+            );
         } else if rows == 0 && self.reader.problems.is_empty() {
             self.reader.problems.add(&path, "no model meets any task: `pairs` names only environments without tasks");
         }
@@ -436,16 +462,25 @@ impl<'a> Checker<'a> {
     /// A model and an environment that meet need a workflow edition in common, where both are known.
     fn editions(&mut self, models: &ModelList, environments: &[Known], pairs: Option<&[Pair]>) {
         let path = Path::Root.key("models");
-        let meets: Option<HashSet<(&str, &str)>> = pairs.map(|pairs| pairs.iter().map(|pair| (pair.model.as_str(), pair.env.as_str())).collect());
+        let meets: Option<HashSet<(&str, &str)>> =
+            pairs.map(|pairs| pairs.iter().map(|pair| (pair.model.as_str(), pair.env.as_str())).collect());
         for (model, editions) in models.models.iter().zip(&models.editions) {
             let Some(has) = editions else { continue };
             for known in environments {
                 let id = known.definition.id.as_str();
                 let Some(wants) = known.described.as_ref().and_then(Described::editions) else { continue };
-                if meets.as_ref().is_none_or(|meets| meets.contains(&(model.id.as_str(), id))) && !has.iter().any(|edition| wants.contains(&edition.as_str())) {
+                if meets.as_ref().is_none_or(|meets| meets.contains(&(model.id.as_str(), id)))
+                    && !has.iter().any(|edition| wants.contains(&edition.as_str()))
+                {
                     self.reader.problems.add(
                         &path,
-                        format!("model {} (workflow edition {}) and environment {} ({}) have no workflow edition in common", text::quote(&model.id), has.join(", "), text::quote(id), wants.join(", ")),
+                        format!(
+                            "model {} (workflow edition {}) and environment {} ({}) have no workflow edition in common",
+                            text::quote(&model.id),
+                            has.join(", "),
+                            text::quote(id),
+                            wants.join(", ")
+                        ),
                     );
                 }
             }
@@ -458,12 +493,16 @@ impl<'a> Checker<'a> {
             self.warnings.push(format!("environment {} has no tasks", text::quote(&environment.id)));
         }
         let Some(pairs) = pairs else { return };
-        let active: HashSet<&str> = pairs.iter().filter(|pair| with_tasks.contains(pair.env.as_str())).map(|pair| pair.model.as_str()).collect();
+        let active: HashSet<&str> =
+            pairs.iter().filter(|pair| with_tasks.contains(pair.env.as_str())).map(|pair| pair.model.as_str()).collect();
         for model in models.iter().filter(|model| !active.contains(model.id.as_str())) {
             self.warnings.push(format!("model {} meets no task", text::quote(&model.id)));
         }
         let paired: HashSet<&str> = pairs.iter().map(|pair| pair.env.as_str()).collect();
-        for environment in environments.iter().filter(|environment| with_tasks.contains(environment.id.as_str()) && !paired.contains(environment.id.as_str())) {
+        for environment in environments
+            .iter()
+            .filter(|environment| with_tasks.contains(environment.id.as_str()) && !paired.contains(environment.id.as_str()))
+        {
             self.warnings.push(format!("environment {} has tasks, but no pair names it: they have no rows", text::quote(&environment.id)));
         }
     }

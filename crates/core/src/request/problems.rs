@@ -80,9 +80,10 @@ impl Problems {
     /// Whether something is wrong with this field or within it.
     #[must_use]
     pub fn below(&self, path: &str) -> bool {
-        self.paths.range(path.to_owned()..).take_while(|found| found.starts_with(path)).any(|found| {
-            found.get(path.len()..).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-        })
+        self.paths
+            .range(path.to_owned()..)
+            .take_while(|found| found.starts_with(path))
+            .any(|found| found.get(path.len()..).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '['])))
     }
 
     #[must_use]

@@ -40,7 +40,10 @@ impl Reader<'_> {
             }
             Kind::Choice(choices) => match value.as_str() {
                 Some(found) if choices.contains(&found) => Some(value.clone()),
-                Some(found) => self.refuse(path, format!("must be one of {}, not {}{}", choices.join(", "), quote(found), hint(found, choices.iter().copied()))),
+                Some(found) => self.refuse(
+                    path,
+                    format!("must be one of {}, not {}{}", choices.join(", "), quote(found), hint(found, choices.iter().copied())),
+                ),
                 None => self.wrong(path, &format!("one of {}", choices.join(", ")), value),
             },
             Kind::Integer { min, max } => self.integer(value, *min, *max, path),
@@ -49,7 +52,13 @@ impl Reader<'_> {
                 Some(number) => self.refuse(path, format!("must be between {min} and {max}, not {number}")),
                 None => self.wrong(path, "a number", value),
             },
-            Kind::Boolean => if value.is_boolean() { Some(value.clone()) } else { self.wrong(path, "true or false", value) },
+            Kind::Boolean => {
+                if value.is_boolean() {
+                    Some(value.clone())
+                } else {
+                    self.wrong(path, "true or false", value)
+                }
+            }
             Kind::Duration { min_ms, max_ms } => self.duration(value, *min_ms, *max_ms, path),
             Kind::Quantity => {
                 let text = match value {
@@ -159,7 +168,15 @@ impl Reader<'_> {
             return self.refuse(&field, problem);
         }
         let Some(registered) = find(self.catalogue, side, reference) else {
-            return self.refuse(&field, format!("no {} {} is registered; `rlmesh {} list` shows those that are", side.noun(), quote(reference), if side == Side::Model { "models" } else { "envs" }));
+            return self.refuse(
+                &field,
+                format!(
+                    "no {} {} is registered; `rlmesh {} list` shows those that are",
+                    side.noun(),
+                    quote(reference),
+                    if side == Side::Model { "models" } else { "envs" }
+                ),
+            );
         };
         let mut clash = false;
         for name in ["image", "entrypoint", "address"] {
@@ -235,7 +252,12 @@ impl Reader<'_> {
         if float.fract() != 0.0 {
             return self.refuse(path, format!("must be a whole number, not {float}"));
         }
-        self.refuse(path, format!("{float:e} is too large; it must be at most {max} (integers of more than 64 bits arrive as rounded floating-point numbers)"))
+        self.refuse(
+            path,
+            format!(
+                "{float:e} is too large; it must be at most {max} (integers of more than 64 bits arrive as rounded floating-point numbers)"
+            ),
+        )
     }
 
     fn duration(&mut self, value: &Value, min_ms: u64, max_ms: u64, path: &Path<'_>) -> Option<Value> {

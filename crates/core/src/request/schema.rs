@@ -10,11 +10,8 @@ use super::text::{QUANTITY_PATTERN, Text, duration_text};
 /// JSON Schema (2020-12) of an evaluation request. It says what it can; rules that involve several fields are the server's.
 #[must_use]
 pub fn schema() -> Value {
-    let definitions: Map<String, Value> = TABLES
-        .iter()
-        .filter(|table| !std::ptr::eq(**table, &REQUEST))
-        .map(|table| (table.name.to_owned(), object_schema(table)))
-        .collect();
+    let definitions: Map<String, Value> =
+        TABLES.iter().filter(|table| !std::ptr::eq(**table, &REQUEST)).map(|table| (table.name.to_owned(), object_schema(table))).collect();
     let mut schema = object_schema(&REQUEST);
     if let Some(map) = schema.as_object_mut() {
         map.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
@@ -107,7 +104,10 @@ pub fn reference_markdown() -> String {
         ", which the platform sets. A task's environment is constructed\n  with the definition's `params`, under those of the catalogue entry that `taskId` selects, under the task's `params`.\n",
     );
     for table in TABLES {
-        page.push_str(&format!("\n## {}\n\n{}\n\n| field | value | without it | meaning |\n| --- | --- | --- | --- |\n", table.name, table.about));
+        page.push_str(&format!(
+            "\n## {}\n\n{}\n\n| field | value | without it | meaning |\n| --- | --- | --- | --- |\n",
+            table.name, table.about
+        ));
         for field in table.fields {
             let default = match field.presence {
                 Presence::Required => "**required**".to_owned(),
@@ -150,4 +150,3 @@ fn kind_words(kind: &Kind) -> String {
         Kind::Arguments => "construction arguments".to_owned(),
     }
 }
-

@@ -35,21 +35,40 @@ pub enum Presence {
 pub enum Kind {
     Text(Text),
     Choice(&'static [&'static str]),
-    Integer { min: i64, max: i64 },
+    Integer {
+        min: i64,
+        max: i64,
+    },
     /// A finite number.
-    Number { min: f64, max: f64 },
+    Number {
+        min: f64,
+        max: f64,
+    },
     Boolean,
     /// Text such as `1h30m`, or a number of seconds; read as milliseconds.
-    Duration { min_ms: u64, max_ms: u64 },
+    Duration {
+        min_ms: u64,
+        max_ms: u64,
+    },
     /// A Kubernetes quantity above zero, as text or as a number.
     Quantity,
     Object(&'static Table),
     /// A model or environment: an object, or the name of a registered one.
     Definition(Side, &'static Table),
-    List { of: &'static Kind, min: usize, max: usize },
-    Map { key: Text, of: &'static Kind, max: usize },
+    List {
+        of: &'static Kind,
+        min: usize,
+        max: usize,
+    },
+    Map {
+        key: Text,
+        of: &'static Kind,
+        max: usize,
+    },
     /// An object with any fields, at most this many bytes of JSON.
-    Open { max_bytes: usize },
+    Open {
+        max_bytes: usize,
+    },
     /// Construction arguments: an object with any fields but those that the platform sets itself.
     Arguments,
 }

@@ -20,7 +20,14 @@ pub struct Known {
 }
 
 /// Checks a task of a known environment.
-pub fn check(index: usize, raw: &RawTask, known: &mut Known, path: &Path<'_>, problems: &mut Problems, warnings: &mut Vec<String>) -> Option<Task> {
+pub fn check(
+    index: usize,
+    raw: &RawTask,
+    known: &mut Known,
+    path: &Path<'_>,
+    problems: &mut Problems,
+    warnings: &mut Vec<String>,
+) -> Option<Task> {
     let env = known.definition.id.clone();
     let task_id = raw.task_id.clone().unwrap_or_else(|| env.clone());
     let spoiled = problems.has(&path.key("taskId")) || problems.has(&path.key("params"));
@@ -33,7 +40,10 @@ pub fn check(index: usize, raw: &RawTask, known: &mut Known, path: &Path<'_>, pr
     params.extend(own.iter().map(|(key, value)| (key.clone(), value.clone())));
     if known.definition.address.is_some() && !(own.is_empty() && entry.is_empty()) {
         let field = if own.is_empty() { "taskId" } else { "params" };
-        problems.add(&path.key(field), format!("environment {} is a server that runs already and can't be constructed anew for a task", quote(&env)));
+        problems.add(
+            &path.key(field),
+            format!("environment {} is a server that runs already and can't be constructed anew for a task", quote(&env)),
+        );
     } else if let Some(described) = known.described.as_ref().filter(|_| !spoiled && known.definition.address.is_none()) {
         let params_path = path.key("params");
         let origin = |name: &str| {
@@ -71,7 +81,15 @@ pub fn check(index: usize, raw: &RawTask, known: &mut Known, path: &Path<'_>, pr
 }
 
 /// The params that `taskId` selects. None: it selects nothing, which was reported.
-fn select(index: usize, raw: &RawTask, known: &mut Known, task_id: &str, path: &Path<'_>, problems: &mut Problems, warnings: &mut Vec<String>) -> Option<Params> {
+fn select(
+    index: usize,
+    raw: &RawTask,
+    known: &mut Known,
+    task_id: &str,
+    path: &Path<'_>,
+    problems: &mut Problems,
+    warnings: &mut Vec<String>,
+) -> Option<Params> {
     let field = path.key("taskId");
     if let Some(entry) = known.described.as_ref().and_then(|described| described.entry(task_id)) {
         return match entry_params(entry) {
@@ -92,14 +110,24 @@ fn select(index: usize, raw: &RawTask, known: &mut Known, task_id: &str, path: &
         Some(described) if is_whole && !described.has_catalogue() => Some(Params::new()),
         Some(described) => {
             let why = described.missing_entry(task_id);
-            problems.add(&field, format!("{} selects nothing here: {why}. Say `params` ({{}} for the definition's own) if it is only a name", quote(task_id)));
+            problems.add(
+                &field,
+                format!(
+                    "{} selects nothing here: {why}. Say `params` ({{}} for the definition's own) if it is only a name",
+                    quote(task_id)
+                ),
+            );
             None
         }
         None => match &known.named_only {
             None => {
                 known.named_only = Some((index, task_id.to_owned()));
                 if !is_whole {
-                    warnings.push(format!("{field}: {} is only a name: environment {} was not described, so it is constructed as its definition says", quote(task_id), quote(id)));
+                    warnings.push(format!(
+                        "{field}: {} is only a name: environment {} was not described, so it is constructed as its definition says",
+                        quote(task_id),
+                        quote(id)
+                    ));
                 }
                 Some(Params::new())
             }
@@ -129,7 +157,11 @@ fn check_seeds(raw: &RawTask, path: &Path<'_>, problems: &mut Problems, warnings
             }
             let distinct: BTreeSet<u64> = seeds.iter().copied().collect();
             if distinct.len() < seeds.len() {
-                warnings.push(format!("{field}: {} of {} seeds occur before; rows with equal seeds are not independent", seeds.len() - distinct.len(), seeds.len()));
+                warnings.push(format!(
+                    "{field}: {} of {} seeds occur before; rows with equal seeds are not independent",
+                    seeds.len() - distinct.len(),
+                    seeds.len()
+                ));
             }
         }
         None => {
@@ -151,7 +183,15 @@ impl Names {
     pub fn check(&mut self, index: usize, env: &str, task_id: &str, path: &Path<'_>, problems: &mut Problems) {
         match self.0.entry((env.to_owned(), task_id.to_owned())) {
             std::collections::hash_map::Entry::Occupied(first) => {
-                problems.add(&path.key("taskId"), format!("{} of environment {} is tasks[{}] already; give each task a name of its own", quote(task_id), quote(env), first.get()));
+                problems.add(
+                    &path.key("taskId"),
+                    format!(
+                        "{} of environment {} is tasks[{}] already; give each task a name of its own",
+                        quote(task_id),
+                        quote(env),
+                        first.get()
+                    ),
+                );
             }
             std::collections::hash_map::Entry::Vacant(place) => {
                 place.insert(index);

@@ -63,13 +63,17 @@ impl Text {
             Self::TagKey => Some("^[A-Za-z0-9][A-Za-z0-9._/-]*$"),
             Self::ClusterId => Some("^cl_[0-7][0-9abcdefghjkmnpqrstvwxyz]{25}$"),
             Self::Image => Some("^[A-Za-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?$"),
-            Self::Entrypoint => Some("^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"),
+            Self::Entrypoint => {
+                Some("^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$")
+            }
             Self::AbsolutePath => Some("^/[^:\\x00-\\x1f\\x7f]*$"),
             Self::Program => Some("^(/[^\\x00-\\x1f\\x7f]+|[A-Za-z0-9][A-Za-z0-9._-]*)$"),
             Self::Address => Some("^(tcp://[A-Za-z0-9._:\\[\\]-]+:[0-9]{1,5}|unix:///[^\\x00-\\x20\\x7f]+)$"),
             Self::Identifier | Self::VariableName => Some("^[A-Za-z_][A-Za-z0-9_]*$"),
             Self::SecretRef => Some("^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9._-]+$"),
-            Self::CheckpointUri => Some("^((https|s3|gs|hf|pvc)://[^/@\\x00-\\x20\\x7f]+(/[^\\x00-\\x20\\x7f]*)?|file:///[^\\x00-\\x1f\\x7f]+)$"),
+            Self::CheckpointUri => {
+                Some("^((https|s3|gs|hf|pvc)://[^/@\\x00-\\x20\\x7f]+(/[^\\x00-\\x20\\x7f]*)?|file:///[^\\x00-\\x1f\\x7f]+)$")
+            }
             Self::Sha256 => Some("^[0-9a-fA-F]{64}$"),
             Self::Edition => Some("^[0-9]{4}[.][0-9]{2}[A-Za-z0-9._-]*$"),
             Self::Video => Some("^(none|failures|all|sample:[1-9][0-9]{0,4})$"),
@@ -111,7 +115,11 @@ impl Text {
         let wrong = |reason: Option<String>| {
             let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
             // What was put in a secret's place may be a secret.
-            let found = if self == Self::SecretRef || (self == Self::CheckpointUri && text.contains('@')) { String::new() } else { format!(", not {}", quote(text)) };
+            let found = if self == Self::SecretRef || (self == Self::CheckpointUri && text.contains('@')) {
+                String::new()
+            } else {
+                format!(", not {}", quote(text))
+            };
             Some(format!("must be {}{found}{reason}", self.words()))
         };
         let good = match self {
@@ -131,13 +139,17 @@ impl Text {
             Self::Image => match text.split_once('@') {
                 Some((name, digest)) => {
                     is_word(name, b"._:/-")
-                        && digest.strip_prefix("sha256:").is_some_and(|hex| is_hex(hex) && !hex.bytes().any(|byte| byte.is_ascii_uppercase()))
+                        && digest
+                            .strip_prefix("sha256:")
+                            .is_some_and(|hex| is_hex(hex) && !hex.bytes().any(|byte| byte.is_ascii_uppercase()))
                 }
                 None => is_word(text, b"._:/-"),
             },
             Self::Entrypoint => text.split_once(':').is_some_and(|(module, name)| is_dotted(module) && is_dotted(name)),
             Self::AbsolutePath => text.starts_with('/') && !text.contains(':') && !text.chars().any(|c| c.is_ascii_control()),
-            Self::Program => (text.starts_with('/') && text.len() > 1 && !text.chars().any(|c| c.is_ascii_control())) || is_word(text, b"._-"),
+            Self::Program => {
+                (text.starts_with('/') && text.len() > 1 && !text.chars().any(|c| c.is_ascii_control())) || is_word(text, b"._-")
+            }
             Self::Address => is_address(text),
             Self::Identifier | Self::VariableName => is_identifier(text),
             Self::SecretRef => text.split_once('/').is_some_and(|(secret, key)| {
@@ -358,9 +370,24 @@ mod tests {
     use proptest::prelude::*;
 
     const PATTERNED: [Text; 18] = [
-        Text::Id, Text::Reference, Text::ModelName, Text::SetName, Text::TagKey, Text::ClusterId, Text::Image, Text::Entrypoint,
-        Text::AbsolutePath, Text::Program, Text::Identifier, Text::VariableName, Text::SecretRef, Text::CheckpointUri, Text::Sha256,
-        Text::Edition, Text::Video, Text::Address,
+        Text::Id,
+        Text::Reference,
+        Text::ModelName,
+        Text::SetName,
+        Text::TagKey,
+        Text::ClusterId,
+        Text::Image,
+        Text::Entrypoint,
+        Text::AbsolutePath,
+        Text::Program,
+        Text::Identifier,
+        Text::VariableName,
+        Text::SecretRef,
+        Text::CheckpointUri,
+        Text::Sha256,
+        Text::Edition,
+        Text::Video,
+        Text::Address,
     ];
 
     proptest! {

@@ -20,13 +20,19 @@ fn a_request_with_every_field_is_read_as_written() {
     assert_eq!((model.resources.cpu.as_deref(), model.resources.gpu, model.resources.shm.as_deref()), (Some("500m"), 1, Some("64Mi")));
     assert_eq!(model.secret_env["HF_TOKEN"], "hub/token");
     let environment = &spec.environments[0];
-    assert_eq!((environment.resources.cpu.as_deref(), environment.lanes_per_pod, environment.share_model_gpu, environment.startup_timeout_ms), (Some("1"), Some(4), true, 90_000));
+    assert_eq!(
+        (environment.resources.cpu.as_deref(), environment.lanes_per_pod, environment.share_model_gpu, environment.startup_timeout_ms),
+        (Some("1"), Some(4), true, 90_000)
+    );
     let task = &spec.tasks[0];
     assert_eq!((task.task_id.as_str(), task.episodes, task.seed, task.trial_index_base, task.workers), ("cartpole/0", 3, 7, 2, Some(4)));
     assert_eq!(task.seeds.as_deref(), Some(&[4, 5, 6][..]));
     assert_eq!(task.success.unwrap().metric, SuccessMetric::Reward);
     let limits = &spec.limits;
-    assert_eq!((limits.max_episode_steps, limits.queue_timeout_ms, limits.progress_timeout_ms, limits.reassign_after_ms), (Some(400), 43_200_000, 90_000, 250));
+    assert_eq!(
+        (limits.max_episode_steps, limits.queue_timeout_ms, limits.progress_timeout_ms, limits.reassign_after_ms),
+        (Some(400), 43_200_000, 90_000, 250)
+    );
     assert_eq!((limits.max_episode_seconds, limits.max_errored_fraction, limits.environment_crash_retries), (Some(30.5), 0.25, 2));
     assert_eq!((spec.recording.video.as_str(), spec.recording.steps.as_str(), spec.priority), ("sample:10", "failures", -5));
     let pairs: Vec<&str> = spec.pairs.as_ref().unwrap().iter().map(|pair| pair.model.as_str()).collect();
@@ -49,7 +55,12 @@ fn the_smallest_request_has_the_documented_defaults() {
 #[test]
 fn null_is_the_same_as_leaving_out() {
     let mut nulls = small();
-    for (table, pointer) in [(&request::fields::REQUEST, ""), (&request::fields::MODEL, "/models/0"), (&request::fields::ENVIRONMENT, "/environments/0"), (&request::fields::TASK, "/tasks/0")] {
+    for (table, pointer) in [
+        (&request::fields::REQUEST, ""),
+        (&request::fields::MODEL, "/models/0"),
+        (&request::fields::ENVIRONMENT, "/environments/0"),
+        (&request::fields::TASK, "/tasks/0"),
+    ] {
         let map = nulls.pointer_mut(pointer).unwrap().as_object_mut().unwrap();
         for field in table.fields {
             map.entry(field.name).or_insert(Value::Null);
@@ -106,9 +117,19 @@ fn each_wrong_field_is_named() {
         ("/models/-", Some(json!({"id": "push", "image": "i"})), "models[1].id", "another model is called 'push' too"),
         ("/environments/-", Some(json!({"id": "pole", "image": "i"})), "environments[1].id", "another environment is called 'pole' too"),
         ("/tasks/-", Some(json!({"env": "pole", "params": {"a": 1}, "episodes": 1})), "tasks[1].taskId", "is tasks[0] already"),
-        ("/tasks/0/env", Some(json!("poel")), "tasks[0].env", "no environment 'poel' is in `environments` or registered; did you mean 'pole'?"),
+        (
+            "/tasks/0/env",
+            Some(json!("poel")),
+            "tasks[0].env",
+            "no environment 'poel' is in `environments` or registered; did you mean 'pole'?",
+        ),
         ("/tasks/0/env", None, "tasks[0].env", "is missing"),
-        ("/pairs", Some(json!([{"model": "pusj", "env": "pole"}])), "pairs[0].model", "no model 'pusj' is in `models`; did you mean 'push'?"),
+        (
+            "/pairs",
+            Some(json!([{"model": "pusj", "env": "pole"}])),
+            "pairs[0].model",
+            "no model 'pusj' is in `models`; did you mean 'push'?",
+        ),
         ("/pairs", Some(json!([{"model": "push", "env": "pol"}])), "pairs[0].env", "did you mean 'pole'?"),
         ("/pairs", Some(json!([{"model": "push", "env": "pole"}, {"model": "push", "env": "pole"}])), "pairs[1]", "by pairs[0] already"),
         ("/pairs", Some(json!([{"model": "push"}])), "pairs[0].env", "is missing"),
@@ -138,7 +159,12 @@ fn each_wrong_field_is_named() {
         ("/models/0", Some(json!({"id": "push", "address": "tcp://[::1]:5"})), "", ""),
         ("/models/0", Some(json!({"id": "push", "address": "unix:///a", "params": {"a": 1}})), "models[0].params", "runs already"),
         ("/models/0", Some(json!({"id": "push", "address": "unix:///a", "env": {"A": "1"}})), "models[0].env", "runs already"),
-        ("/models/0", Some(json!({"id": "push", "address": "unix:///a", "checkpoints": [{"param": "w", "uri": "s3://a/b"}]})), "models[0].checkpoints", "runs already"),
+        (
+            "/models/0",
+            Some(json!({"id": "push", "address": "unix:///a", "checkpoints": [{"param": "w", "uri": "s3://a/b"}]})),
+            "models[0].checkpoints",
+            "runs already",
+        ),
         // Arguments and variables.
         ("/models/0/params", Some(json!([])), "models[0].params", "must be an object"),
         ("/models/0/params", Some(json!({"device": "cpu"})), "models[0].params.device", "set by the platform"),
@@ -155,23 +181,58 @@ fn each_wrong_field_is_named() {
         ("/environments/0/env", Some(json!({"RLMESH_DEVICE": "cpu"})), "", ""),
         ("/environments/0/env", Some(json!({"RLMESH_VALIDATION_POLICY": "strict"})), "", ""),
         ("/environments/0/env", Some(json!({"RLMESH_NUM_ENVS": "4"})), "environments[0].env.RLMESH_NUM_ENVS", "`lanesPerPod`"),
-        ("/environments/0/secretEnv", Some(json!({"RLMESH_API_KEY": "a/b"})), "environments[0].secretEnv.RLMESH_API_KEY", "the platform's to set"),
+        (
+            "/environments/0/secretEnv",
+            Some(json!({"RLMESH_API_KEY": "a/b"})),
+            "environments[0].secretEnv.RLMESH_API_KEY",
+            "the platform's to set",
+        ),
         ("/environments/0/secretEnv", Some(json!({"TOKEN": "hunter2"})), "environments[0].secretEnv.TOKEN", "secret/key"),
         // Checkpoints.
         ("/models/0/checkpoints", Some(json!([{"uri": "s3://a/b"}])), "models[0].checkpoints[0].param", "is missing"),
         ("/models/0/checkpoints", Some(json!([{"param": "w"}])), "models[0].checkpoints[0].uri", "is missing"),
         ("/models/0/checkpoints", Some(json!([{"param": "w", "uri": "http://a/b"}])), "models[0].checkpoints[0].uri", "use https"),
-        ("/models/0/checkpoints", Some(json!([{"param": "w", "uri": "ftp://a/b"}])), "models[0].checkpoints[0].uri", "'ftp' is not one of the schemes"),
+        (
+            "/models/0/checkpoints",
+            Some(json!([{"param": "w", "uri": "ftp://a/b"}])),
+            "models[0].checkpoints[0].uri",
+            "'ftp' is not one of the schemes",
+        ),
         ("/models/0/checkpoints", Some(json!([{"param": "w", "uri": "file:a.npz"}])), "models[0].checkpoints[0].uri", "relative file"),
         ("/models/0/checkpoints", Some(json!([{"param": "w", "uri": "/a.npz"}])), "models[0].checkpoints[0].uri", "no scheme"),
-        ("/models/0/checkpoints", Some(json!([{"param": "w", "uri": "https://me:secret@h/a"}])), "models[0].checkpoints[0].uri", "holds credentials"),
-        ("/models/0/checkpoints", Some(json!([{"param": "w", "uri": "s3://a/b", "sha256": "12"}])), "models[0].checkpoints[0].sha256", "64 hex digits"),
+        (
+            "/models/0/checkpoints",
+            Some(json!([{"param": "w", "uri": "https://me:secret@h/a"}])),
+            "models[0].checkpoints[0].uri",
+            "holds credentials",
+        ),
+        (
+            "/models/0/checkpoints",
+            Some(json!([{"param": "w", "uri": "s3://a/b", "sha256": "12"}])),
+            "models[0].checkpoints[0].sha256",
+            "64 hex digits",
+        ),
         ("/models/0/checkpoints", Some(json!([{"param": "w-1", "uri": "s3://a/b"}])), "models[0].checkpoints[0].param", "Python argument"),
-        ("/models/0/checkpoints", Some(json!([{"param": "device", "uri": "s3://a/b"}])), "models[0].checkpoints[0].param", "set by the platform"),
-        ("/models/0/checkpoints", Some(json!([{"param": "w", "uri": "s3://a/b"}, {"param": "w", "uri": "s3://a/c"}])), "models[0].checkpoints[1].param", "already"),
+        (
+            "/models/0/checkpoints",
+            Some(json!([{"param": "device", "uri": "s3://a/b"}])),
+            "models[0].checkpoints[0].param",
+            "set by the platform",
+        ),
+        (
+            "/models/0/checkpoints",
+            Some(json!([{"param": "w", "uri": "s3://a/b"}, {"param": "w", "uri": "s3://a/c"}])),
+            "models[0].checkpoints[1].param",
+            "already",
+        ),
         ("/models/0/checkpointSets", Some(json!({})), "models[0].checkpointSets", "is empty"),
         ("/models/0/checkpointSets", Some(json!({"a": []})), "models[0].checkpointSets.a", "is empty"),
-        ("/models/0/checkpointSets", Some(json!({"a@b": [{"param": "w", "uri": "s3://a/b"}]})), "models[0].checkpointSets['a@b']", "as a name"),
+        (
+            "/models/0/checkpointSets",
+            Some(json!({"a@b": [{"param": "w", "uri": "s3://a/b"}]})),
+            "models[0].checkpointSets['a@b']",
+            "as a name",
+        ),
         // Numbers and times.
         ("/models/0/executionHorizon", Some(json!(0)), "models[0].executionHorizon", "must be at least 1, not 0"),
         ("/models/0/executionHorizon", Some(json!(1025)), "models[0].executionHorizon", "must be at most 1024"),
@@ -249,9 +310,17 @@ fn what_may_be_a_secret_is_not_repeated() {
 fn combinations_are_refused_once_each() {
     let both = with(with(small(), "/models/0/env", Some(json!({"A": "1"}))), "/models/0/secretEnv", Some(json!({"A": "s/k"})));
     refused(&both, &EmptyCatalogue, &[("models[0].secretEnv.A", "in `env` too")]);
-    let both = with(with(small(), "/models/0/params", Some(json!({"w": 1}))), "/models/0/checkpoints", Some(json!([{"param": "w", "uri": "s3://a/b"}])));
+    let both = with(
+        with(small(), "/models/0/params", Some(json!({"w": 1}))),
+        "/models/0/checkpoints",
+        Some(json!([{"param": "w", "uri": "s3://a/b"}])),
+    );
     refused(&both, &EmptyCatalogue, &[("models[0].checkpoints[0].param", "in `params` too")]);
-    let server = with(with(small(), "/environments/0", Some(json!({"id": "pole", "address": "tcp://h:5"}))), "/tasks/0/params", Some(json!({"a": 1})));
+    let server = with(
+        with(small(), "/environments/0", Some(json!({"id": "pole", "address": "tcp://h:5"}))),
+        "/tasks/0/params",
+        Some(json!({"a": 1})),
+    );
     refused(&server, &EmptyCatalogue, &[("tasks[0].params", "can't be constructed anew for a task")]);
     let replaced = with(small(), "/models/0", Some(json!({"ref": "walker", "image": "x", "address": "unix:///a"})));
     refused(&replaced, &shelf(), &[("models[0].image", "beside `ref`"), ("models[0].address", "beside `ref`")]);
@@ -307,7 +376,10 @@ fn unused_things_are_warned_of() {
     request = with(request, "/models/-", Some(json!({"id": "idle", "image": "i"})));
     request = with(request, "/tasks/-", Some(json!({"env": "spare", "params": {}, "episodes": 1})));
     request = with(request, "/pairs", Some(json!([{"model": "push", "env": "pole"}])));
-    assert_eq!(good(&request, &EmptyCatalogue).warnings, ["model 'idle' meets no task", "environment 'spare' has tasks, but no pair names it: they have no rows"]);
+    assert_eq!(
+        good(&request, &EmptyCatalogue).warnings,
+        ["model 'idle' meets no task", "environment 'spare' has tasks, but no pair names it: they have no rows"]
+    );
     request = with(small(), "/environments/-", Some(json!({"id": "spare", "image": "i"})));
     request = with(request, "/pairs", Some(json!([{"model": "push", "env": "spare"}])));
     refused(&request, &EmptyCatalogue, &[("tasks", "no model meets any task")]);
@@ -371,7 +443,8 @@ fn definitions_to_probe_are_found_in_a_request_with_problems() {
 fn definitions_are_checked_alone_for_registration() {
     let model = request::check_model(&json!({"image": "i", "executionHorizon": 8}), Some(super::common::described("planner"))).unwrap();
     assert_eq!((model.image.as_deref(), model.execution_horizon), (Some("i"), 8));
-    let problems = request::check_model(&json!({"image": "i", "executionHorizon": 9, "x": 1}), Some(super::common::described("planner"))).unwrap_err();
+    let problems =
+        request::check_model(&json!({"image": "i", "executionHorizon": 9, "x": 1}), Some(super::common::described("planner"))).unwrap_err();
     let paths: Vec<&str> = problems.iter().map(|problem| problem.path.as_str()).collect();
     assert_eq!(paths, ["x", "executionHorizon"]);
     assert_eq!(request::check_model(&json!({"ref": "x"}), None).unwrap_err()[0].path, "ref");

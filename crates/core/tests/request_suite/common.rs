@@ -53,10 +53,18 @@ pub fn shelf() -> Shelf {
     }
     shelf.models.insert(
         "walker".to_owned(),
-        Registered { definition: json!({"image": "example.com/walker:1", "params": {"gain": 1, "bias": 2}, "startupTimeoutMs": 90_000}), describe: None },
+        Registered {
+            definition: json!({"image": "example.com/walker:1", "params": {"gain": 1, "bias": 2}, "startupTimeoutMs": 90_000}),
+            describe: None,
+        },
     );
-    shelf.models.insert("planner:2".to_owned(), Registered { definition: json!({"image": "example.com/planner:2"}), describe: Some(described("planner")) });
-    shelf.environments.insert("walks".to_owned(), Registered { definition: json!({"image": "example.com/walks:3"}), describe: Some(described("walks")) });
+    shelf.models.insert(
+        "planner:2".to_owned(),
+        Registered { definition: json!({"image": "example.com/planner:2"}), describe: Some(described("planner")) },
+    );
+    shelf
+        .environments
+        .insert("walks".to_owned(), Registered { definition: json!({"image": "example.com/walks:3"}), describe: Some(described("walks")) });
     shelf.environments.insert("plain".to_owned(), Registered { definition: json!({"image": "example.com/plain:1"}), describe: None });
     shelf.environments.insert("plain:1".to_owned(), Registered { definition: json!({"image": "example.com/plain:1"}), describe: None });
     shelf

@@ -35,7 +35,14 @@ fn a_task_selects_a_catalogue_entry_under_its_own_params() {
 
 #[test]
 fn a_task_that_selects_nothing_is_refused() {
-    refused(&walks(json!({"taskId": "walk/feild"})), &shelf(), &[("tasks[0].taskId", "selects nothing here: the environment's catalogue has 'walk/field', 'walk/wall', 'walk/maze'; did you mean 'walk/field'?")]);
+    refused(
+        &walks(json!({"taskId": "walk/feild"})),
+        &shelf(),
+        &[(
+            "tasks[0].taskId",
+            "selects nothing here: the environment's catalogue has 'walk/field', 'walk/wall', 'walk/maze'; did you mean 'walk/field'?",
+        )],
+    );
     refused(&walks(json!({"taskId": "e/0"})), &shelf(), &[("tasks[0].taskId", "selects nothing here")]);
     let mut pole = walks(json!({"taskId": "pole/7"}));
     pole["environments"][0]["entrypoint"] = json!("envs:CartPole");
@@ -56,7 +63,10 @@ fn a_task_that_selects_nothing_is_refused() {
 fn without_a_document_a_name_is_only_a_name_and_only_once() {
     let mut request = walks(json!({"taskId": "walk/field"}));
     let warnings = good(&request, &EmptyCatalogue).warnings;
-    assert!(warnings.len() == 1 && warnings[0].contains("tasks[0].taskId: 'walk/field' is only a name: environment 'e' was not described"), "{warnings:?}");
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("tasks[0].taskId: 'walk/field' is only a name: environment 'e' was not described"),
+        "{warnings:?}"
+    );
     request = with(request, "/tasks/-", Some(json!({"env": "e", "taskId": "walk/wall", "episodes": 2})));
     refused(&request, &EmptyCatalogue, &[("tasks[1].taskId", "would be the same as tasks[0] ('walk/field')")]);
     assert_eq!(good(&request, &shelf()).warnings, Vec::<String>::new());
@@ -124,7 +134,8 @@ fn every_type_is_checked_as_the_sdk_does() {
     ];
     for (param, value, text) in cases {
         let mut shelf = shelf();
-        shelf.probed.get_mut("envs:Walks").unwrap()["params"] = json!({"param_spec": {"params": [param], "extra": "forbid"}, "signature_tier": []});
+        shelf.probed.get_mut("envs:Walks").unwrap()["params"] =
+            json!({"param_spec": {"params": [param], "extra": "forbid"}, "signature_tier": []});
         let request = walks(json!({"params": {"p": value}}));
         if text.is_empty() {
             assert_eq!(problems(&request, &shelf), Vec::<String>::new(), "{param}");
@@ -165,10 +176,19 @@ fn checkpoints_count_as_arguments_of_load() {
     request["models"][0]["checkpoints"] = json!([{"param": "weights", "uri": "s3://a/b"}]);
     assert_eq!(problems(&request, &shelf()), Vec::<String>::new());
     request["models"][0]["checkpoints"] = json!([{"param": "weight", "uri": "s3://a/b"}]);
-    refused(&request, &shelf(), &[("models[0].checkpoints", "did you mean 'weights'?"), ("models[0].params", "argument 'weights' is missing")]);
+    refused(
+        &request,
+        &shelf(),
+        &[("models[0].checkpoints", "did you mean 'weights'?"), ("models[0].params", "argument 'weights' is missing")],
+    );
     request["models"][0]["checkpoints"] = json!(null);
-    request["models"][0]["checkpointSets"] = json!({"a": [{"param": "weights", "uri": "s3://a/b"}], "b": [{"param": "other", "uri": "s3://a/b"}]});
-    refused(&request, &shelf(), &[("models[0].checkpointSets.b", "is not an argument"), ("models[0].params", "argument 'weights' is missing")]);
+    request["models"][0]["checkpointSets"] =
+        json!({"a": [{"param": "weights", "uri": "s3://a/b"}], "b": [{"param": "other", "uri": "s3://a/b"}]});
+    refused(
+        &request,
+        &shelf(),
+        &[("models[0].checkpointSets.b", "is not an argument"), ("models[0].params", "argument 'weights' is missing")],
+    );
     request["models"][0] = json!({"id": "m", "entrypoint": "policies:Misbehaving", "checkpoints": [{"param": "at", "uri": "s3://a/b"}]});
     refused(&request, &shelf(), &[("models[0].checkpoints", "declares it as int")]);
     request["models"][0] = json!({"id": "m", "entrypoint": "policies:Misbehaving", "params": {"mode": "raise", "at": 2, "seed": 7}});
@@ -184,10 +204,18 @@ fn the_horizon_fits_the_model() {
         request.clone()
     };
     assert_eq!(problems(&horizon("policies:Planner", 8), &shelf()), Vec::<String>::new());
-    refused(&horizon("policies:Planner", 9), &shelf(), &[("models[0].executionHorizon", "is 9, more than the 8 actions that the model predicts at once")]);
+    refused(
+        &horizon("policies:Planner", 9),
+        &shelf(),
+        &[("models[0].executionHorizon", "is 9, more than the 8 actions that the model predicts at once")],
+    );
     assert_eq!(problems(&horizon("policies:Unknown", 1024), &shelf()), Vec::<String>::new());
     assert_eq!(problems(&horizon("policies:Misbehaving", 1), &shelf()), Vec::<String>::new());
-    refused(&horizon("policies:Misbehaving", 2), &shelf(), &[("models[0].executionHorizon", "neither predict_chunk nor predict_chunk_batch")]);
+    refused(
+        &horizon("policies:Misbehaving", 2),
+        &shelf(),
+        &[("models[0].executionHorizon", "neither predict_chunk nor predict_chunk_batch")],
+    );
 }
 
 #[test]
@@ -212,7 +240,11 @@ fn contract_branches_are_chosen_by_the_arguments() {
         {"params": {"layout": "wall"}, "default": false, "env_tags": {}, "env_spec": {"error": "no wall"}},
     ]});
     assert_eq!(problems(&walks(json!({})), &shelf), Vec::<String>::new());
-    refused(&walks(json!({"taskId": "walk/wall"})), &shelf, &[("tasks[0].params", "selects a branch of the environment that failed when it was described: 'no wall'")]);
+    refused(
+        &walks(json!({"taskId": "walk/wall"})),
+        &shelf,
+        &[("tasks[0].params", "selects a branch of the environment that failed when it was described: 'no wall'")],
+    );
 }
 
 #[test]
@@ -225,7 +257,11 @@ fn a_workflow_edition_in_common_is_needed() {
     assert_eq!(problems(&request, &shelf), Vec::<String>::new());
     request["models"][0]["workflowEdition"] = json!(null);
     shelf.probed.get_mut("envs:Walks").unwrap()["runtime"]["supported_workflow_editions"] = json!(["2027.01"]);
-    refused(&request, &shelf, &[("models", "model 'm' (workflow edition 2026.06) and environment 'e' (2027.01) have no workflow edition in common")]);
+    refused(
+        &request,
+        &shelf,
+        &[("models", "model 'm' (workflow edition 2026.06) and environment 'e' (2027.01) have no workflow edition in common")],
+    );
     request = with(request, "/environments/-", Some(json!({"id": "pole", "entrypoint": "envs:CartPole"})));
     request = with(request, "/tasks/-", Some(json!({"env": "pole", "episodes": 1})));
     request["pairs"] = json!([{"model": "m", "env": "pole"}]);

@@ -5,7 +5,8 @@ use rlm_core::request::{EmptyCatalogue, lanes, plan_bindings, preview};
 use serde_json::{Value, json};
 
 fn three_walks() -> Value {
-    let task = |id: &str, params: Value| json!({"env": "walks", "taskId": id, "params": params, "episodes": 5, "seed": 9, "maxEpisodeSteps": 60});
+    let task =
+        |id: &str, params: Value| json!({"env": "walks", "taskId": id, "params": params, "episodes": 5, "seed": 9, "maxEpisodeSteps": 60});
     json!({
         "models": ["walker", {"ref": "planner:2", "resources": {"gpu": 2}}],
         "environments": [{"id": "pole", "image": "i"}],
@@ -36,13 +37,17 @@ fn bindings_are_distinct_params_in_order_of_use() {
 fn a_preview_lists_what_would_run() {
     let preview = preview(&good(&three_walks(), &shelf()).spec);
     assert_eq!((preview.rows, preview.workloads.len()), (46, 10));
-    let order: Vec<(&str, &str)> = preview.workloads.iter().take(4).map(|workload| (workload.task_id.as_str(), workload.model.as_str())).collect();
+    let order: Vec<(&str, &str)> =
+        preview.workloads.iter().take(4).map(|workload| (workload.task_id.as_str(), workload.model.as_str())).collect();
     assert_eq!(order, [("walk/field", "walker"), ("walk/field", "planner"), ("pole", "walker"), ("pole", "planner")]);
     assert_eq!((preview.workloads[4].first_row, preview.workloads[4].seed, preview.workloads[4].lanes), (16, 9, 8));
     assert_eq!(preview.workloads[2].lanes, 3);
     assert_eq!(preview.workloads[4].params, object(json!({"layout": "maze"})));
     let estimates = serde_json::to_value(&preview.estimates).unwrap();
-    assert_eq!(estimates, json!({"episodes": 46, "models": 2, "environments": 2, "tasks": 5, "runs": 4, "bindings": 4, "maxEnvSteps": 46 * 50, "modelGpus": 4}));
+    assert_eq!(
+        estimates,
+        json!({"episodes": 46, "models": 2, "environments": 2, "tasks": 5, "runs": 4, "bindings": 4, "maxEnvSteps": 46 * 50, "modelGpus": 4})
+    );
     let unbounded = super::common::with(small(), "/tasks/0/maxEpisodeSteps", None);
     let json = serde_json::to_value(rlm_core::request::preview(&good(&unbounded, &EmptyCatalogue).spec)).unwrap();
     assert_eq!(json["estimates"]["maxEnvSteps"], Value::Null);

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use super::common::{full, good, small};
 use proptest::prelude::*;
 use rlm_core::request::fields::TABLES;
-use rlm_core::request::{Catalogue, EmptyCatalogue, Registered, check, check_environment, check_model, definitions, preview, reference_markdown, schema};
+use rlm_core::request::{
+    Catalogue, EmptyCatalogue, Registered, check, check_environment, check_model, definitions, preview, reference_markdown, schema,
+};
 use serde_json::{Map, Value, json};
 
 fn root() -> PathBuf {
@@ -103,7 +105,18 @@ fn json_value() -> impl Strategy<Value = Value> {
         any::<f64>().prop_map(Value::from),
         (0_i64..5).prop_map(Value::from),
         "\\PC{0,8}".prop_map(Value::from),
-        prop_oneof![Just("10m"), Just("a:B"), Just("/a"), Just("m"), Just("e"), Just("m@s"), Just("unix:///a"), Just("file:///a"), Just("1Gi")].prop_map(Value::from),
+        prop_oneof![
+            Just("10m"),
+            Just("a:B"),
+            Just("/a"),
+            Just("m"),
+            Just("e"),
+            Just("m@s"),
+            Just("unix:///a"),
+            Just("file:///a"),
+            Just("1Gi")
+        ]
+        .prop_map(Value::from),
     ];
     let names: Vec<&'static str> = TABLES.iter().flat_map(|table| table.fields).map(|field| field.name).collect();
     leaf.prop_recursive(4, 48, 6, move |inner| {
@@ -159,7 +172,10 @@ fn total(request: &Value, catalogue: &dyn Catalogue) {
         Ok(checked) => {
             let _ = preview(&checked.spec);
         }
-        Err(problems) => assert!(!problems.is_empty() && problems.iter().all(|problem| !problem.message.is_empty() && !problem.message.contains("can't be read:"))),
+        Err(problems) => assert!(
+            !problems.is_empty()
+                && problems.iter().all(|problem| !problem.message.is_empty() && !problem.message.contains("can't be read:"))
+        ),
     }
 }
 
@@ -225,7 +241,8 @@ fn deep_and_wide_documents_are_answered() {
 #[test]
 fn the_largest_requests_are_checked_in_time() {
     let started = std::time::Instant::now();
-    let tasks: Vec<Value> = (0..10_000).map(|i| json!({"env": "e", "taskId": format!("t{i}"), "params": {"i": i}, "episodes": 10})).collect();
+    let tasks: Vec<Value> =
+        (0..10_000).map(|i| json!({"env": "e", "taskId": format!("t{i}"), "params": {"i": i}, "episodes": 10})).collect();
     let models: Vec<Value> = (0..10).map(|i| json!({"id": format!("m{i}"), "image": "i"})).collect();
     let request = json!({"models": models, "environments": [{"id": "e", "image": "i"}], "tasks": tasks});
     let checked = good(&request, &EmptyCatalogue);

@@ -169,7 +169,13 @@ impl Serving {
     }
 
     /// Serves until the stream ends.
-    pub(super) async fn serve<F: Future<Output = ()>>(&mut self, mut stream: ModelStream, epoch: u64, inbox: &mut mpsc::Receiver<Call>, gone: impl Fn() -> F) -> Ended {
+    pub(super) async fn serve<F: Future<Output = ()>>(
+        &mut self,
+        mut stream: ModelStream,
+        epoch: u64,
+        inbox: &mut mpsc::Receiver<Call>,
+        gone: impl Fn() -> F,
+    ) -> Ended {
         self.clear();
         self.epoch = epoch;
         self.corners = stream.facts.corners();
@@ -224,7 +230,10 @@ impl Serving {
                 self.alone.retain(|job| job.ticket.session != session);
                 for route in routes {
                     let context = Some(self.context(&route));
-                    self.chores.push_back(Ask::ReleaseAdapter(wire::ReleaseAdapterRequest { context, reason: "the environment's session is over".to_owned() }));
+                    self.chores.push_back(Ask::ReleaseAdapter(wire::ReleaseAdapterRequest {
+                        context,
+                        reason: "the environment's session is over".to_owned(),
+                    }));
                 }
             }
             Call::Bind { epoch, routes, spec, edition, reply } => {
@@ -349,10 +358,20 @@ impl Serving {
                 .ask
                 .history
                 .into_iter()
-                .map(|seen| wire::ObservationHistoryFrame { observation: Some(seen.observation), episode_info: vec![episode.clone()], step: seen.step })
+                .map(|seen| wire::ObservationHistoryFrame {
+                    observation: Some(seen.observation),
+                    episode_info: vec![episode.clone()],
+                    step: seen.step,
+                })
                 .collect();
             tickets.push((job.ticket, context.clone()));
-            groups.push(wire::PredictRequest { context: Some(context), observation: Some(job.ask.observation), episode_info: vec![episode], history, step: job.ask.step });
+            groups.push(wire::PredictRequest {
+                context: Some(context),
+                observation: Some(job.ask.observation),
+                episode_info: vec![episode],
+                history,
+                step: job.ask.step,
+            });
         }
         let grouped = groups.len() > 1;
         let (id, kind) = match (grouped, groups.pop()) {
@@ -405,10 +424,15 @@ impl Serving {
                 if binding.routes_left > 0 {
                     return;
                 }
-                facts::check_horizon(self.corners.as_deref(), binding.native_chunk, self.horizon).map(|()| binding.bound).map_err(|failure| BindError::Refused(failure.of(MODEL)))
+                facts::check_horizon(self.corners.as_deref(), binding.native_chunk, self.horizon)
+                    .map(|()| binding.bound)
+                    .map_err(|failure| BindError::Refused(failure.of(MODEL)))
             }
             Some(Answer::Error(error)) => Err(BindError::Refused(classify::bind_error(MODEL, &error))),
-            Some(_) | None => Err(BindError::Refused(Failure::new(FailureCode::IncompatibleVersions, "the model answered the binding of an adapter with something else").of(MODEL))),
+            Some(_) | None => Err(BindError::Refused(
+                Failure::new(FailureCode::IncompatibleVersions, "the model answered the binding of an adapter with something else")
+                    .of(MODEL),
+            )),
         };
         if let Some(mut binding) = self.bindings.remove(&group)
             && let Some(reply) = binding.reply.take()

@@ -30,7 +30,9 @@ impl Session<'_> {
                     let taken = match answer.result {
                         Ok(actions) => {
                             let Some(running) = self.lanes.get_mut(number).and_then(|lane| lane.running.as_mut()) else { continue };
-                            running.player.answer(actions).map_err(|error| (Failure::new(FailureCode::ModelError, error.to_string()).of(crate::components::MODEL), Blame::Sole))
+                            running.player.answer(actions).map_err(|error| {
+                                (Failure::new(FailureCode::ModelError, error.to_string()).of(crate::components::MODEL), Blame::Sole)
+                            })
                         }
                         Err((failure, blame)) => Err((failure, blame)),
                     };
@@ -43,7 +45,10 @@ impl Session<'_> {
                 self.bound = None;
                 for number in 0..self.lanes.len() {
                     let generation = self.lanes.get(number).map(|lane| lane.generation);
-                    let blame = blamed.iter().find(|(lane, asked, _)| *lane == number && Some(*asked) == generation).map_or(Blame::Bystander, |(_, _, blame)| *blame);
+                    let blame = blamed
+                        .iter()
+                        .find(|(lane, asked, _)| *lane == number && Some(*asked) == generation)
+                        .map_or(Blame::Bystander, |(_, _, blame)| *blame);
                     self.interrupt(number, &failure, blame);
                 }
             }
@@ -92,7 +97,9 @@ impl Session<'_> {
             (call, Some(Answer::Error(error))) => self.refused(&operation, call, &error),
             (call, other) => {
                 let what = other.as_ref().map_or("nothing", crate::wire::env_kind);
-                let failure = Failure::new(FailureCode::IncompatibleVersions, format!("the environment answered a {} with {what}", call.as_str())).of(&self.component);
+                let failure =
+                    Failure::new(FailureCode::IncompatibleVersions, format!("the environment answered a {} with {what}", call.as_str()))
+                        .of(&self.component);
                 Some(Ended::Refused(failure))
             }
         }
@@ -139,7 +146,12 @@ impl Session<'_> {
         let width = operation.lanes.len();
         let rows = match self.observations.split(&reset.observation.clone().unwrap_or_default(), width) {
             Ok(rows) => rows,
-            Err(error) => return self.broken(operation, &format!("the observation of a reset does not have the form of the environment's observation space: {error}")),
+            Err(error) => {
+                return self.broken(
+                    operation,
+                    &format!("the observation of a reset does not have the form of the environment's observation space: {error}"),
+                );
+            }
         };
         for (position, ((number, generation), row)) in operation.lanes.iter().zip(rows).enumerate() {
             if !self.is_current(*number, *generation) {
@@ -159,7 +171,9 @@ impl Session<'_> {
         match running.player.observe(observation) {
             Ok(Some(ask)) => self.ask(number, ask),
             Ok(None) => {}
-            Err(error) => self.interrupt(number, &Failure::new(FailureCode::ModelError, error.to_string()).of(crate::components::MODEL), Blame::Sole),
+            Err(error) => {
+                self.interrupt(number, &Failure::new(FailureCode::ModelError, error.to_string()).of(crate::components::MODEL), Blame::Sole)
+            }
         }
     }
 
@@ -168,12 +182,22 @@ impl Session<'_> {
         self.setting.metrics.count_steps(width as u64);
         let masks = [&step.terminated_mask, &step.truncated_mask];
         if step.rewards.len() != width || masks.iter().any(|mask| !mask.is_empty() && mask.len() != width) {
-            let message = format!("the environment answered {} rewards and {} and {} end marks for {width} lanes", step.rewards.len(), masks[0].len(), masks[1].len());
+            let message = format!(
+                "the environment answered {} rewards and {} and {} end marks for {width} lanes",
+                step.rewards.len(),
+                masks[0].len(),
+                masks[1].len()
+            );
             return self.broken(operation, &message);
         }
         let rows = match self.observations.split(&step.observation.clone().unwrap_or_default(), width) {
             Ok(rows) => rows,
-            Err(error) => return self.broken(operation, &format!("the observation of a step does not have the form of the environment's observation space: {error}")),
+            Err(error) => {
+                return self.broken(
+                    operation,
+                    &format!("the observation of a step does not have the form of the environment's observation space: {error}"),
+                );
+            }
         };
         for (position, ((number, generation), row)) in operation.lanes.iter().zip(rows).enumerate() {
             if !self.is_current(*number, *generation) {
@@ -189,7 +213,13 @@ impl Session<'_> {
         }
     }
 
-    fn lane_stepped(&mut self, number: usize, result: StepResult, info: Option<MetaMap>, observation: rlmesh_proto::spaces::v1::SpaceValue) {
+    fn lane_stepped(
+        &mut self,
+        number: usize,
+        result: StepResult,
+        info: Option<MetaMap>,
+        observation: rlmesh_proto::spaces::v1::SpaceValue,
+    ) {
         let Some(running) = self.lanes.get_mut(number).and_then(|lane| lane.running.as_mut()) else { return };
         let rule = self.setting.spec.tasks.get(running.work.task as usize).and_then(|task| task.success.as_ref());
         match running.account.step(result, info.as_ref(), running.started.elapsed(), running.limits, rule) {
@@ -206,7 +236,12 @@ impl Session<'_> {
 
     /// Something took longer than the progress time-out. The lanes whose requests are that old are at fault.
     pub(super) fn overdue(&mut self, timeout: Duration) -> Ended {
-        let mut faulty: Vec<usize> = self.operations.values().filter(|operation| operation.sent.elapsed() >= timeout).flat_map(|operation| operation.lanes.iter().map(|(lane, _)| *lane)).collect();
+        let mut faulty: Vec<usize> = self
+            .operations
+            .values()
+            .filter(|operation| operation.sent.elapsed() >= timeout)
+            .flat_map(|operation| operation.lanes.iter().map(|(lane, _)| *lane))
+            .collect();
         faulty.sort_unstable();
         Ended::Hung(faulty)
     }

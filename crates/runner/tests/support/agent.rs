@@ -67,7 +67,15 @@ pub fn env_definition(lanes_per_pod: Option<u32>) -> EnvironmentDefinition {
 }
 
 pub fn task(binding: u32, max_episode_steps: Option<u32>) -> RunTask {
-    RunTask { task_index: binding, task_id: format!("task/{binding}"), binding, max_episode_steps, max_episode_seconds: None, instruction: None, success: None }
+    RunTask {
+        task_index: binding,
+        task_id: format!("task/{binding}"),
+        binding,
+        max_episode_steps,
+        max_episode_seconds: None,
+        instruction: None,
+        success: None,
+    }
 }
 
 pub fn run_spec(lanes: u32, lanes_per_pod: Option<u32>, tasks: Vec<RunTask>) -> RunSpec {
@@ -118,13 +126,13 @@ struct Inner {
     metrics: Option<String>,
     attaches: u32,
     withhold_acks: bool,
+    attempt_base: u32,
     starting_fails: BTreeMap<String, FailureCode>,
 }
 
 struct Shared {
     spec: RunSpec,
     rows: Vec<RowBlock>,
-    attempt_base: u32,
     folder: PathBuf,
     make_env: Mutex<MakeEnv>,
     make_model: Mutex<ModelSettings>,
@@ -141,12 +149,16 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn new(spec: RunSpec, rows: Vec<RowBlock>, make_env: impl Fn(u32, u32) -> EnvSettings + Send + Sync + 'static, model: ModelSettings) -> Self {
+    pub fn new(
+        spec: RunSpec,
+        rows: Vec<RowBlock>,
+        make_env: impl Fn(u32, u32) -> EnvSettings + Send + Sync + 'static,
+        model: ModelSettings,
+    ) -> Self {
         let folder = Arc::new(tempfile::tempdir().unwrap());
         let shared = Shared {
             spec,
             rows,
-            attempt_base: 0,
             folder: folder.path().to_owned(),
             make_env: Mutex::new(Arc::new(make_env)),
             make_model: Mutex::new(model),
@@ -182,7 +194,7 @@ impl Agent {
 
     pub fn start(&self, tuning: Tuning) -> Start {
         Start {
-            agent: Address::parse(&format!("unix://{}", self.path().display())).unwrap(),
+            agent: Address::parse(&self.socket()).unwrap(),
             identity: Identity { run_id: self.shared.spec.run_id.to_string(), token: TOKEN.to_owned() },
             tuning,
             cores: 2,
@@ -197,7 +209,25 @@ impl Agent {
     pub fn run_until(&self, tuning: Tuning, stop: CancellationToken) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let start = self.start(tuning);
-        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(120), rlm_runner::run(start, stop)).await.expect("the run came to no end") })
+        runtime.block_on(async {
+            tokio::time::timeout(Duration::from_secs(120), rlm_runner::run(start, stop)).await.expect("the run came to no end")
+        })
+    }
+
+    /// The next runner to attach is a new process: its sequences and attempts are its own.
+    pub fn expect_new_runner(&self) {
+        let mut inner = self.shared.inner.lock().unwrap();
+        inner.attempt_base += 1000;
+        inner.sequences.clear();
+        inner.stream = None;
+    }
+
+    pub fn socket(&self) -> String {
+        format!("unix://{}", self.path().display())
+    }
+
+    pub fn run_id(&self) -> String {
+        self.shared.spec.run_id.to_string()
     }
 
     /// Uses servers that run already instead of stand-ins.
@@ -360,6 +390,19 @@ impl Shared {
         }
     }
 
+    /// The rows without an outcome.
+    fn plan(&self) -> Plan {
+        let inner = self.inner.lock().unwrap();
+        let mut done: Vec<u64> = inner.episodes.iter().map(|episode| episode.row).collect();
+        done.sort_unstable();
+        let segments: Vec<_> = self.rows.iter().map(|block| block.to_segment(0)).collect();
+        let rows = rlm_core::rows::without(&segments, &done)
+            .iter()
+            .map(|segment| RowBlock::from_segment(segment, segment.task).unwrap())
+            .collect();
+        Plan { run_json: serde_json::to_string(&self.spec).unwrap(), rows, attempt_base: inner.attempt_base }
+    }
+
     fn attach(self: &Arc<Self>) {
         let known = self.inner.lock().unwrap().components.contains_key("model-0");
         if !known {
@@ -460,7 +503,7 @@ impl RunnerService for Service {
             return Err(Status::unauthenticated("not a run of this agent"));
         }
         let (sender, receiver) = mpsc::channel(4096);
-        let plan = Plan { run_json: serde_json::to_string(&self.0.spec).unwrap(), rows: self.0.rows.clone(), attempt_base: self.0.attempt_base };
+        let plan = self.0.plan();
         sender.send(Ok(AgentCommand { command: Some(Command::Plan(plan)) })).await.unwrap();
         {
             let mut inner = self.0.inner.lock().unwrap();

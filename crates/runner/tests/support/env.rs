@@ -132,7 +132,11 @@ impl StubEnv {
     }
 
     fn lanes_of(&self, indices: &[u32]) -> Vec<usize> {
-        if indices.is_empty() { (0..self.0.settings.lanes as usize).collect() } else { indices.iter().map(|index| *index as usize).collect() }
+        if indices.is_empty() {
+            (0..self.0.settings.lanes as usize).collect()
+        } else {
+            indices.iter().map(|index| *index as usize).collect()
+        }
     }
 
     fn reset(&self, reset: &ResetRequest) -> Option<Answer> {
@@ -140,11 +144,12 @@ impl StubEnv {
         let mut observations = Vec::new();
         for (position, number) in self.lanes_of(&reset.env_indices).into_iter().enumerate() {
             let seed = u64::try_from(reset.seeds[position]).unwrap();
-            let trial = match reset.options.as_ref().and_then(|options| options.entries.get("trial_index")).and_then(|value| value.kind.clone()) {
-                Some(Kind::Integer(trial)) => u64::try_from(trial).unwrap(),
-                None => 0,
-                other => panic!("{other:?}"),
-            };
+            let trial =
+                match reset.options.as_ref().and_then(|options| options.entries.get("trial_index")).and_then(|value| value.kind.clone()) {
+                    Some(Kind::Integer(trial)) => u64::try_from(trial).unwrap(),
+                    None => 0,
+                    other => panic!("{other:?}"),
+                };
             assert_eq!(reset.options.is_some(), self.0.settings.trial_option);
             if let Some(mischief) = self.due(seed, 0) {
                 return self.mischief(mischief);
@@ -202,9 +207,17 @@ impl StubEnv {
         response.infos = Some(if width == 1 {
             infos.remove(0)
         } else {
-            let list = |kinds: Vec<Kind>| MetaValue { kind: Some(Kind::List(MetaList { items: kinds.into_iter().map(|kind| MetaValue { kind: Some(kind) }).collect() })) };
+            let list = |kinds: Vec<Kind>| MetaValue {
+                kind: Some(Kind::List(MetaList { items: kinds.into_iter().map(|kind| MetaValue { kind: Some(kind) }).collect() })),
+            };
             let done = response.terminated_mask.iter().map(|mark| Kind::Bool(*mark != 0)).collect();
-            MetaMap { entries: [("final_info".to_owned(), list(infos.into_iter().map(Kind::Map).collect())), ("_final_info".to_owned(), list(done))].into() }
+            MetaMap {
+                entries: [
+                    ("final_info".to_owned(), list(infos.into_iter().map(Kind::Map).collect())),
+                    ("_final_info".to_owned(), list(done)),
+                ]
+                .into(),
+            }
         });
         Some(Answer::Step(response))
     }
@@ -238,10 +251,18 @@ impl EnvService for StubEnv {
         let settings = &self.0.settings;
         let mut metadata = MetaMap::default();
         if settings.trial_option {
-            metadata.entries.insert("rlmesh.env.v1.reset_options".to_owned(), MetaValue { kind: Some(Kind::Text("trial_index".to_owned())) });
+            metadata
+                .entries
+                .insert("rlmesh.env.v1.reset_options".to_owned(), MetaValue { kind: Some(Kind::Text("trial_index".to_owned())) });
         }
-        let spec = EnvSpec { id: "stub".to_owned(), action_space: Some(box_space(1)), observation_space: Some(box_space(i64::try_from(settings.observation.max(3)).unwrap())), metadata: Some(metadata) };
-        let contract = EnvContract { spec: Some(spec), num_envs: settings.lanes, autoreset_mode: settings.autoreset.into(), ..EnvContract::default() };
+        let spec = EnvSpec {
+            id: "stub".to_owned(),
+            action_space: Some(box_space(1)),
+            observation_space: Some(box_space(i64::try_from(settings.observation.max(3)).unwrap())),
+            metadata: Some(metadata),
+        };
+        let contract =
+            EnvContract { spec: Some(spec), num_envs: settings.lanes, autoreset_mode: settings.autoreset.into(), ..EnvContract::default() };
         let base = CoreHandshake {
             compatible: true,
             capabilities: if settings.subset { rlmesh_proto::capability_map(&["subset_step"]) } else { HashMap::new() },
@@ -270,7 +291,12 @@ impl EnvService for StubEnv {
                 }
                 let Some(kind) = stub.answer(&request) else { continue };
                 let fatal = matches!(&kind, Answer::Error(error) if !error.is_recoverable && stub.0.settings.lanes == 1);
-                let response = JoinResponse { kind: Some(kind), request_id: request.request_id, endpoint_total_ns: Some(1000), ..JoinResponse::default() };
+                let response = JoinResponse {
+                    kind: Some(kind),
+                    request_id: request.request_id,
+                    endpoint_total_ns: Some(1000),
+                    ..JoinResponse::default()
+                };
                 if sender.send(Ok(response)).await.is_err() || fatal {
                     return;
                 }

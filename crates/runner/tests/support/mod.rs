@@ -127,7 +127,13 @@ pub fn expected(seed: u64, trial: u64, horizon: u32, max_steps: u32) -> Expected
         }
         let terminated = step >= plot.length;
         if terminated || step >= max_steps {
-            return Expected { reward: reward.to_bits(), steps: step, success: terminated.then_some(hits * 2 > plot.length), terminated, truncated: !terminated };
+            return Expected {
+                reward: reward.to_bits(),
+                steps: step,
+                success: terminated.then_some(hits * 2 > plot.length),
+                terminated,
+                truncated: !terminated,
+            };
         }
     }
 }

@@ -114,7 +114,8 @@ impl StubModel {
                 })
             };
             let hint = read(&request.observation.as_ref().unwrap().leaves[0])[1];
-            let mut actions: Vec<_> = (0..horizon.max(1)).map(|part| floats(&[policy(seed, predict * 1000 + u64::from(part), hint)])).collect();
+            let mut actions: Vec<_> =
+                (0..horizon.max(1)).map(|part| floats(&[policy(seed, predict * 1000 + u64::from(part), hint)])).collect();
             match mischief {
                 Some(Mischief::Raise) => return Forward::Error(Self::error(ModelErrorCode::Internal, "RuntimeError: as ordered")),
                 Some(Mischief::Crash) => {
@@ -147,7 +148,9 @@ impl StubModel {
                 Forward::Error(error) => Answer::Error(error),
                 Forward::Silence => return None,
             },
-            Request_::GroupedPredict(_) if !self.0.settings.knows_groups => Answer::Error(Self::error(ModelErrorCode::Unsupported, "empty or unrecognized Join request")),
+            Request_::GroupedPredict(_) if !self.0.settings.knows_groups => {
+                Answer::Error(Self::error(ModelErrorCode::Unsupported, "empty or unrecognized Join request"))
+            }
             Request_::GroupedPredict(grouped) => {
                 let count = grouped.groups.len();
                 let outcomes = match self.forward(grouped.groups) {
@@ -155,7 +158,9 @@ impl StubModel {
                     Forward::Error(error) => vec![Outcome::Error(error); count],
                     Forward::Silence => return None,
                 };
-                Answer::GroupedPredict(GroupedPredictResponse { results: outcomes.into_iter().map(|outcome| GroupedPredictResult { outcome: Some(outcome) }).collect() })
+                Answer::GroupedPredict(GroupedPredictResponse {
+                    results: outcomes.into_iter().map(|outcome| GroupedPredictResult { outcome: Some(outcome) }).collect(),
+                })
             }
             Request_::ResetAdapter(reset) => {
                 let mut state = self.0.state.lock().unwrap();

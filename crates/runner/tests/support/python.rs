@@ -14,7 +14,9 @@ pub fn interpreter(requirements: &str) -> Option<PathBuf> {
     let script = root().join("scripts/venv.sh");
     let output = Command::new(&script).arg(root().join("scripts/python").join(requirements)).stderr(Stdio::piped()).output();
     let reason = match output {
-        Ok(output) if output.status.success() => return Some(PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()).join("bin/python")),
+        Ok(output) if output.status.success() => {
+            return Some(PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()).join("bin/python"));
+        }
         Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         Err(error) => error.to_string(),
     };
@@ -40,7 +42,12 @@ impl Server {
         if lanes.is_some() {
             command.arg("--env");
         }
-        command.arg(entrypoint).env("PYTHONPATH", folder).env("RLMESH_ADDRESS", address).env("RLMESH_MAKE_KWARGS", kwargs).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+            .arg(entrypoint)
+            .env("PYTHONPATH", folder)
+            .env("RLMESH_ADDRESS", address)
+            .env("RLMESH_MAKE_KWARGS", kwargs)
+            .env("PYTHONDONTWRITEBYTECODE", "1");
         if let Some(lanes) = lanes {
             command.env("RLMESH_NUM_ENVS", lanes.to_string());
         }

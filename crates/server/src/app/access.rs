@@ -146,15 +146,9 @@ impl Role {
         };
         match self {
             Self::Viewer => Scopes::of(&[EvaluationsRead, ModelsRead, ClustersRead, OrganizationRead]),
-            Self::Member => Scopes::of(&[
-                EvaluationsRead,
-                EvaluationsWrite,
-                ModelsRead,
-                ModelsWrite,
-                ClustersRead,
-                KeysWrite,
-                OrganizationRead,
-            ]),
+            Self::Member => {
+                Scopes::of(&[EvaluationsRead, EvaluationsWrite, ModelsRead, ModelsWrite, ClustersRead, KeysWrite, OrganizationRead])
+            }
             Self::Admin | Self::Owner => Scopes::of(&[
                 EvaluationsRead,
                 EvaluationsWrite,
@@ -192,10 +186,16 @@ impl Actor {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credential {
     /// An access token; its family is the sign-in that it belongs to.
-    AccessToken { family: String },
-    ApiKey { id: String },
+    AccessToken {
+        family: String,
+    },
+    ApiKey {
+        id: String,
+    },
     /// A browser session, by the hash of its cookie.
-    Browser { hash: String },
+    Browser {
+        hash: String,
+    },
 }
 
 /// The signed-in caller of a request, acting in one organization.
@@ -231,11 +231,7 @@ impl Caller {
 
     #[must_use]
     pub fn actor(&self) -> Actor {
-        Actor {
-            organization_id: self.organization_id,
-            name: self.actor.clone(),
-            remote_address: self.remote_address.clone(),
-        }
+        Actor { organization_id: self.organization_id, name: self.actor.clone(), remote_address: self.remote_address.clone() }
     }
 }
 

@@ -11,14 +11,7 @@ use crate::store::audit::{self, AuditRecord};
 use crate::store::{Store, StoreError, Write};
 
 /// Records a change. `action` is `<noun>.<verb>` (`cluster.archive`), `subject` the id of the thing.
-pub async fn record(
-    write: &mut Write,
-    now_ms: i64,
-    actor: &Actor,
-    action: &str,
-    subject: &str,
-    details: Value,
-) -> Result<(), StoreError> {
+pub async fn record(write: &mut Write, now_ms: i64, actor: &Actor, action: &str, subject: &str, details: Value) -> Result<(), StoreError> {
     let record = AuditRecord {
         id: Uuid::now_v7().to_string(),
         at: now_ms,
@@ -32,11 +25,6 @@ pub async fn record(
 }
 
 /// Newest first, at most `limit`, before the record `before`.
-pub async fn list(
-    store: &Store,
-    organization_id: OrganizationId,
-    before: Option<&str>,
-    limit: u32,
-) -> Result<Vec<AuditRecord>, Error> {
+pub async fn list(store: &Store, organization_id: OrganizationId, before: Option<&str>, limit: u32) -> Result<Vec<AuditRecord>, Error> {
     Ok(audit::list(store, organization_id, before, limit).await?)
 }

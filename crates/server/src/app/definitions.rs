@@ -129,7 +129,13 @@ async fn probing_cell(state: &AppState, organization: OrganizationId, pinned: Op
         .map(|cell| cell.id))
 }
 
-async fn probe(state: &AppState, organization: OrganizationId, cell: ClusterId, definition: &Definition, until: Instant) -> Result<Described, Error> {
+async fn probe(
+    state: &AppState,
+    organization: OrganizationId,
+    cell: ClusterId,
+    definition: &Definition,
+    until: Instant,
+) -> Result<Described, Error> {
     let key = format!("{organization} {cell} {}", knowledge_key(definition));
     if let Some(described) = state.probes.get(&key) {
         return Ok(described);
@@ -172,7 +178,9 @@ impl Registry {
     pub async fn load(state: &AppState, caller: &Caller, request: &Value) -> Result<Self, Error> {
         let organization = caller.organization_id;
         let mut registry = Self::default();
-        for (kind, names) in [(DefinitionKind::Model, mentioned(request, "models")), (DefinitionKind::Environment, environments_mentioned(request))] {
+        for (kind, names) in
+            [(DefinitionKind::Model, mentioned(request, "models")), (DefinitionKind::Environment, environments_mentioned(request))]
+        {
             let names: Vec<String> = names.into_iter().collect();
             let known = match kind {
                 DefinitionKind::Model => &mut registry.models,
@@ -186,7 +194,8 @@ impl Registry {
             }
         }
         let pinned = request.get("cluster").and_then(Value::as_str).and_then(|text| text.parse().ok());
-        let to_probe: Vec<Definition> = request::definitions(request, &registry).into_iter().filter(|one| entrypoint(one).is_some()).collect();
+        let to_probe: Vec<Definition> =
+            request::definitions(request, &registry).into_iter().filter(|one| entrypoint(one).is_some()).collect();
         if to_probe.is_empty() {
             return Ok(registry);
         }
@@ -246,7 +255,11 @@ impl Registry {
 fn item(request: &Value, list: &str, id: &str) -> usize {
     let base = id.split('@').next().unwrap_or(id);
     let items = request.get(list).and_then(Value::as_array);
-    items.and_then(|items| items.iter().position(|item| item.get("id").and_then(Value::as_str).is_some_and(|text| text == id || text == base))).unwrap_or(0)
+    items
+        .and_then(|items| {
+            items.iter().position(|item| item.get("id").and_then(Value::as_str).is_some_and(|text| text == id || text == base))
+        })
+        .unwrap_or(0)
 }
 
 /// Names of what a list of definitions refers to, without versions.
@@ -343,7 +356,15 @@ pub async fn register(
         Err(error) => return Err(error.into()),
     };
     let subject = format!("{name}:{}", row.version);
-    audit::record(&mut write, now_ms, &caller.actor(), &format!("{}.register", kind.as_str()), &subject, json!({"described": row.describe.is_some()})).await?;
+    audit::record(
+        &mut write,
+        now_ms,
+        &caller.actor(),
+        &format!("{}.register", kind.as_str()),
+        &subject,
+        json!({"described": row.describe.is_some()}),
+    )
+    .await?;
     write.commit().await?;
     let mut detail = DefinitionDetail::new(row);
     detail.warnings = warnings;
@@ -358,7 +379,14 @@ fn check(kind: DefinitionKind, definition: &Value, describe: Option<Value>) -> R
 }
 
 /// The newest version of each name, in order of name.
-pub async fn list(state: &AppState, caller: &Caller, kind: DefinitionKind, q: &str, after: &str, limit: u32) -> Result<Page<DefinitionDetail>, Error> {
+pub async fn list(
+    state: &AppState,
+    caller: &Caller,
+    kind: DefinitionKind,
+    q: &str,
+    after: &str,
+    limit: u32,
+) -> Result<Page<DefinitionDetail>, Error> {
     let mut rows = state.store.definitions(caller.organization_id, kind, q, after, limit + 1).await?;
     let more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
@@ -367,7 +395,13 @@ pub async fn list(state: &AppState, caller: &Caller, kind: DefinitionKind, q: &s
 }
 
 /// One version (None: the newest) with its describe document, and which versions there are.
-pub async fn get(state: &AppState, caller: &Caller, kind: DefinitionKind, name: &str, version: Option<u64>) -> Result<DefinitionDetail, Error> {
+pub async fn get(
+    state: &AppState,
+    caller: &Caller,
+    kind: DefinitionKind,
+    name: &str,
+    version: Option<u64>,
+) -> Result<DefinitionDetail, Error> {
     let row = state.store.definition(caller.organization_id, kind, name, version).await?.ok_or_else(|| missing(kind, name, version))?;
     let versions = state.store.definition_versions(caller.organization_id, kind, name).await?;
     let describe = row.describe.clone();
@@ -392,7 +426,14 @@ fn missing(kind: DefinitionKind, name: &str, version: Option<u64>) -> Error {
 }
 
 /// Stores the describe document of a version that was registered without, or renews it.
-pub async fn describe(state: &AppState, caller: &Caller, kind: DefinitionKind, name: &str, version: Option<u64>, document: Value) -> Result<DefinitionDetail, Error> {
+pub async fn describe(
+    state: &AppState,
+    caller: &Caller,
+    kind: DefinitionKind,
+    name: &str,
+    version: Option<u64>,
+    document: Value,
+) -> Result<DefinitionDetail, Error> {
     let row = state.store.definition(caller.organization_id, kind, name, version).await?.ok_or_else(|| missing(kind, name, version))?;
     if document.to_string().len() > LARGEST_DESCRIBE {
         return Err(Error::invalid(vec![Problem::new("", "the describe document is larger than 4 MiB")]));

@@ -108,7 +108,6 @@ impl ClusterService for Cluster {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]

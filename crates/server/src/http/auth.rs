@@ -24,10 +24,7 @@ impl FromRequestParts<AppState> for Caller {
         let remote = remote_address(parts);
         if let Some(value) = parts.headers.get(header::AUTHORIZATION) {
             let token = value.to_str().ok().and_then(bearer_token).ok_or_else(|| {
-                ApiError::new(
-                    rlm_core::error::Code::Unauthenticated,
-                    "the Authorization header must be `Bearer <access token or API key>`",
-                )
+                ApiError::new(rlm_core::error::Code::Unauthenticated, "the Authorization header must be `Bearer <access token or API key>`")
             })?;
             return Ok(authenticate::bearer(state, token, &remote).await?);
         }

@@ -64,12 +64,7 @@ impl IntoResponse for ApiError {
         let Self { error, retry_after_seconds } = self;
         let status = StatusCode::from_u16(error.code.http()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = ErrorBody {
-            error: ErrorDetail {
-                code: error.code,
-                message: error.message,
-                details: error.details,
-                request_id: request_id::current(),
-            },
+            error: ErrorDetail { code: error.code, message: error.message, details: error.details, request_id: request_id::current() },
         };
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();

@@ -55,10 +55,7 @@ fn too_large(limit: usize) -> Error {
 }
 
 fn check_length(headers: &HeaderMap, limit: usize) -> Result<(), Error> {
-    let declared = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|text| text.parse::<u64>().ok());
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()).and_then(|text| text.parse::<u64>().ok());
     if declared.is_some_and(|length| length > limit as u64) { Err(too_large(limit)) } else { Ok(()) }
 }
 
@@ -81,9 +78,7 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
             _ => Error::new(Code::BadRequest, format!("the request's body is not JSON: {inner}")),
         }
     })?;
-    deserializer
-        .end()
-        .map_err(|error| Error::new(Code::BadRequest, format!("the request's body is not JSON: {error}")))?;
+    deserializer.end().map_err(|error| Error::new(Code::BadRequest, format!("the request's body is not JSON: {error}")))?;
     Ok(value)
 }
 
@@ -151,7 +146,6 @@ pub fn not_found(path: &str) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[derive(Debug, serde::Deserialize, PartialEq)]

@@ -73,10 +73,7 @@ pub fn app(state: AppState) -> axum::Router {
 
 /// gRPC calls go to the cell protocol, all others go on.
 async fn split_grpc(State(grpc): State<axum::Router>, request: Request, next: Next) -> Response {
-    let is_grpc = request
-        .headers()
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+    let is_grpc = request.headers().get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
     if !is_grpc {
         return next.run(request).await;
     }
@@ -96,11 +93,7 @@ async fn method_not_allowed(request: Request) -> ApiError {
 }
 
 fn panicked(cause: Box<dyn std::any::Any + Send + 'static>) -> Response {
-    let text = cause
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| cause.downcast_ref::<&str>().copied())
-        .unwrap_or("unknown");
+    let text = cause.downcast_ref::<String>().map(String::as_str).or_else(|| cause.downcast_ref::<&str>().copied()).unwrap_or("unknown");
     tracing::error!(panic = text, "a handler panicked");
     ApiError::new(rlm_core::error::Code::Internal, "the server failed on this request; its log says why under this request's id")
         .into_response()

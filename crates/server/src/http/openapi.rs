@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use rlm_core::error::Code;
 use rlm_api::rest::{ErrorBody, ErrorDetail};
+use rlm_core::error::Code;
 use utoipa::PartialSchema as _;
 use utoipa::openapi::path::{Operation, ParameterIn};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
@@ -36,10 +36,7 @@ pub fn base() -> OpenApi {
         .components(Some(
             ComponentsBuilder::new()
                 .security_scheme("bearer", SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)))
-                .security_scheme(
-                    "session",
-                    SecurityScheme::ApiKey(ApiKey::Cookie(ApiKeyValue::new(crate::http::auth::SESSION_COOKIE))),
-                )
+                .security_scheme("session", SecurityScheme::ApiKey(ApiKey::Cookie(ApiKeyValue::new(crate::http::auth::SESSION_COOKIE))))
                 .build(),
         ))
         .build()

@@ -40,10 +40,7 @@ fn judge(method: &Method, uri: &Uri, headers: &HeaderMap, config: &Config) -> Re
     if let Some(origin) = header_text(headers, header::ORIGIN)
         && !is_own_origin(&origin, host.as_deref(), config)
     {
-        return Err(foreign(format!(
-            "a page of '{}' may not change anything here",
-            origin.chars().take(100).collect::<String>()
-        )));
+        return Err(foreign(format!("a page of '{}' may not change anything here", origin.chars().take(100).collect::<String>())));
     }
     match header_text(headers, header::HeaderName::from_static("sec-fetch-site")).as_deref() {
         None | Some("same-origin" | "none") => Ok(()),
@@ -110,13 +107,11 @@ fn is_own_origin(origin: &str, host: Option<&str>, config: &Config) -> bool {
     if !matches!(scheme, "http" | "https") {
         return false;
     }
-    origin.eq_ignore_ascii_case(config.public_url.trim_end_matches('/'))
-        || host.is_some_and(|host| authority.eq_ignore_ascii_case(host))
+    origin.eq_ignore_ascii_case(config.public_url.trim_end_matches('/')) || host.is_some_and(|host| authority.eq_ignore_ascii_case(host))
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     fn config(listen: &str) -> Config {

@@ -32,9 +32,7 @@ impl PageQuery {
     pub fn cursor<T: FromStr>(&self) -> Result<Option<T>, Error> {
         self.cursor
             .as_deref()
-            .map(|text| {
-                text.parse().map_err(|_| Error::new(Code::BadRequest, "the parameter 'cursor' is not one that this list gave"))
-            })
+            .map(|text| text.parse().map_err(|_| Error::new(Code::BadRequest, "the parameter 'cursor' is not one that this list gave")))
             .transpose()
     }
 }

@@ -141,7 +141,6 @@ impl<'de> Deserializer<'de> for Parameter {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[derive(Debug, serde::Deserialize, PartialEq)]

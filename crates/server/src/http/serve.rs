@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::header;
+use axum::middleware::map_response;
 use axum::response::Response;
 use futures::StreamExt as _;
 use hyper::body::Incoming;
@@ -29,6 +30,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken, drain: Duration) {
     let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let graceful = GracefulShutdown::new();
+    let ending = stop.clone();
+    let app = app.layer(map_response(move |response: Response| std::future::ready(ends_with(response, ending.clone()))));
     loop {
         let permit = tokio::select! {
             () = stop.cancelled() => break,
@@ -51,8 +54,7 @@ pub async fn serve(listener: TcpListener, app: Router, stop: CancellationToken, 
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY could not be set");
         }
-        let ending = stop.clone();
-        let service = app.clone().map_response(move |response| ends_with(response, ending.clone())).map_request(move |request: Request<Incoming>| with_peer(request, peer));
+        let service = app.clone().map_request(move |request: Request<Incoming>| with_peer(request, peer));
         let mut builder = Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
         builder

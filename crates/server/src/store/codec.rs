@@ -42,12 +42,28 @@ pub(crate) fn from_json<T: DeserializeOwned>(table: &'static str, column: &'stat
 }
 
 pub(crate) fn to_json<T: Serialize>(table: &'static str, column: &'static str, row: &str, value: &T) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|error| StoreError::Inconsistent { table, column, row: row.to_owned(), problem: error.to_string() })
+    serde_json::to_string(value).map_err(|error| StoreError::Inconsistent {
+        table,
+        column,
+        row: row.to_owned(),
+        problem: error.to_string(),
+    })
 }
 
 /// A stored value that has a text form of its own (ids, states).
-pub(crate) fn parsed<T>(table: &'static str, column: &'static str, row: &str, text: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T, StoreError> {
-    parse(text).ok_or_else(|| StoreError::Inconsistent { table, column, row: row.to_owned(), problem: format!("'{text}' is not one of the known values") })
+pub(crate) fn parsed<T>(
+    table: &'static str,
+    column: &'static str,
+    row: &str,
+    text: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, StoreError> {
+    parse(text).ok_or_else(|| StoreError::Inconsistent {
+        table,
+        column,
+        row: row.to_owned(),
+        problem: format!("'{text}' is not one of the known values"),
+    })
 }
 
 /// `($1, $2), ($3, $4)` for `rows` rows of `columns` columns, numbered from `first`.

@@ -54,7 +54,14 @@ fn read(row: &AnyRow) -> Result<DefinitionRow, StoreError> {
 
 impl Store {
     /// The newest version of each name, in order of name, after the name `after`; `q` is part of the name.
-    pub async fn definitions(&self, organization: OrganizationId, kind: DefinitionKind, q: &str, after: &str, limit: u32) -> Result<Vec<DefinitionRow>, StoreError> {
+    pub async fn definitions(
+        &self,
+        organization: OrganizationId,
+        kind: DefinitionKind,
+        q: &str,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<DefinitionRow>, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM definitions d WHERE organization_id = $1 AND kind = $2 AND name > $3 AND LOWER(name) LIKE $4 ESCAPE '\\'
              AND version = (SELECT MAX(version) FROM definitions o WHERE o.organization_id = d.organization_id AND o.kind = d.kind AND o.name = d.name)
@@ -73,7 +80,13 @@ impl Store {
     }
 
     /// One version; None: the newest.
-    pub async fn definition(&self, organization: OrganizationId, kind: DefinitionKind, name: &str, version: Option<u64>) -> Result<Option<DefinitionRow>, StoreError> {
+    pub async fn definition(
+        &self,
+        organization: OrganizationId,
+        kind: DefinitionKind,
+        name: &str,
+        version: Option<u64>,
+    ) -> Result<Option<DefinitionRow>, StoreError> {
         let sql = format!(
             "SELECT {COLUMNS} FROM definitions WHERE organization_id = $1 AND kind = $2 AND name = $3 AND (version = $4 OR $4 = -1)
              ORDER BY version DESC LIMIT 1"
@@ -90,8 +103,15 @@ impl Store {
     }
 
     /// The versions of a name, newest first, at most 200.
-    pub async fn definition_versions(&self, organization: OrganizationId, kind: DefinitionKind, name: &str) -> Result<Vec<DefinitionRow>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM definitions WHERE organization_id = $1 AND kind = $2 AND name = $3 ORDER BY version DESC LIMIT 200");
+    pub async fn definition_versions(
+        &self,
+        organization: OrganizationId,
+        kind: DefinitionKind,
+        name: &str,
+    ) -> Result<Vec<DefinitionRow>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM definitions WHERE organization_id = $1 AND kind = $2 AND name = $3 ORDER BY version DESC LIMIT 200"
+        );
         let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(organization.to_string())
             .bind(kind.as_str())
@@ -103,7 +123,12 @@ impl Store {
     }
 
     /// Every version of these names, for checking a request that mentions them.
-    pub async fn definitions_named(&self, organization: OrganizationId, kind: DefinitionKind, names: &[String]) -> Result<Vec<DefinitionRow>, StoreError> {
+    pub async fn definitions_named(
+        &self,
+        organization: OrganizationId,
+        kind: DefinitionKind,
+        names: &[String],
+    ) -> Result<Vec<DefinitionRow>, StoreError> {
         let mut found = Vec::new();
         for names in names.chunks(500) {
             let sql = format!(
@@ -151,16 +176,24 @@ impl Write {
     }
 
     /// False when there is no such version.
-    pub async fn set_describe(&mut self, organization: OrganizationId, kind: DefinitionKind, name: &str, version: u64, describe: &Value) -> Result<bool, StoreError> {
-        let done = sqlx::query("UPDATE definitions SET describe = $5 WHERE organization_id = $1 AND kind = $2 AND name = $3 AND version = $4")
-            .bind(organization.to_string())
-            .bind(kind.as_str())
-            .bind(name.to_owned())
-            .bind(signed(version))
-            .bind(to_json("definitions", "describe", name, describe)?)
-            .execute(&mut *self.tx)
-            .await
-            .attempt("store a describe document")?;
+    pub async fn set_describe(
+        &mut self,
+        organization: OrganizationId,
+        kind: DefinitionKind,
+        name: &str,
+        version: u64,
+        describe: &Value,
+    ) -> Result<bool, StoreError> {
+        let done =
+            sqlx::query("UPDATE definitions SET describe = $5 WHERE organization_id = $1 AND kind = $2 AND name = $3 AND version = $4")
+                .bind(organization.to_string())
+                .bind(kind.as_str())
+                .bind(name.to_owned())
+                .bind(signed(version))
+                .bind(to_json("definitions", "describe", name, describe)?)
+                .execute(&mut *self.tx)
+                .await
+                .attempt("store a describe document")?;
         Ok(done.rows_affected() > 0)
     }
 }

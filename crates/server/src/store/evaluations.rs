@@ -110,7 +110,8 @@ pub(crate) fn like_pattern(q: &str) -> String {
     pattern
 }
 
-const HEAD: &str = "id, organization_id, name, created_at, created_by, cluster_id, priority, status, cancel_requested_at, rows_total, rows_scored,
+const HEAD: &str =
+    "id, organization_id, name, created_at, created_by, cluster_id, priority, status, cancel_requested_at, rows_total, rows_scored,
     rows_errored, started_at, finished_at";
 
 fn head(row: &AnyRow) -> Result<EvaluationHead, StoreError> {
@@ -238,7 +239,11 @@ impl Store {
     }
 
     /// The evaluation that this client token made, with the hash of its request; also a deleted one.
-    pub async fn evaluation_by_client_token(&self, organization: OrganizationId, token: &str) -> Result<Option<(EvaluationId, String)>, StoreError> {
+    pub async fn evaluation_by_client_token(
+        &self,
+        organization: OrganizationId,
+        token: &str,
+    ) -> Result<Option<(EvaluationId, String)>, StoreError> {
         let row = sqlx::query("SELECT id, request_hash FROM evaluations WHERE organization_id = $1 AND client_token = $2")
             .bind(organization.to_string())
             .bind(token.to_owned())
@@ -251,7 +256,12 @@ impl Store {
     }
 
     /// The newest evaluation made since `since` from an equal request.
-    pub async fn equal_evaluation_since(&self, organization: OrganizationId, request_hash: &str, since: i64) -> Result<Option<EvaluationId>, StoreError> {
+    pub async fn equal_evaluation_since(
+        &self,
+        organization: OrganizationId,
+        request_hash: &str,
+        since: i64,
+    ) -> Result<Option<EvaluationId>, StoreError> {
         let row = sqlx::query(
             "SELECT id FROM evaluations WHERE organization_id = $1 AND request_hash = $2 AND created_at >= $3 AND deleted_at IS NULL
              ORDER BY id DESC LIMIT 1",
@@ -268,7 +278,14 @@ impl Store {
     }
 
     /// Segments that reach into rows `from..`, in order, at most `limit`; of one model or task where given.
-    pub async fn segments_from(&self, id: EvaluationId, from: u64, model: Option<u32>, task: Option<u32>, limit: u32) -> Result<Vec<Segment>, StoreError> {
+    pub async fn segments_from(
+        &self,
+        id: EvaluationId,
+        from: u64,
+        model: Option<u32>,
+        task: Option<u32>,
+        limit: u32,
+    ) -> Result<Vec<Segment>, StoreError> {
         let rows = sqlx::query(
             "SELECT segment FROM segments WHERE evaluation_id = $1
              AND first_row >= COALESCE((SELECT MAX(first_row) FROM segments WHERE evaluation_id = $1 AND first_row <= $2), 0)
@@ -371,7 +388,11 @@ impl Write {
 
     /// Replaces the tags.
     pub async fn set_tags(&mut self, id: EvaluationId, tags: &BTreeMap<String, String>) -> Result<(), StoreError> {
-        sqlx::query("DELETE FROM evaluation_tags WHERE evaluation_id = $1").bind(id.to_string()).execute(&mut *self.tx).await.attempt("replace tags")?;
+        sqlx::query("DELETE FROM evaluation_tags WHERE evaluation_id = $1")
+            .bind(id.to_string())
+            .execute(&mut *self.tx)
+            .await
+            .attempt("replace tags")?;
         for (key, value) in tags {
             sqlx::query("INSERT INTO evaluation_tags (evaluation_id, key, value) VALUES ($1, $2, $3)")
                 .bind(id.to_string())
@@ -399,7 +420,10 @@ impl Write {
         }
         let id = id.to_string();
         for part in pieces.chunks(500) {
-            let sql = format!("INSERT INTO segments (evaluation_id, first_row, row_count, model, task, segment) VALUES {}", value_lists(part.len(), 6, 1));
+            let sql = format!(
+                "INSERT INTO segments (evaluation_id, first_row, row_count, model, task, segment) VALUES {}",
+                value_lists(part.len(), 6, 1)
+            );
             let mut query = sqlx::query(AssertSqlSafe(sql));
             for segment in part {
                 query = query

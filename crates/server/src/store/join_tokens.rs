@@ -159,7 +159,8 @@ impl Store {
             "SELECT {CREDENTIAL}, k.organization_id, k.name, k.archived_at FROM cluster_credentials c JOIN clusters k ON k.id = c.cluster_id
              WHERE c.hash = $1"
         );
-        let row = sqlx::query(AssertSqlSafe(sql)).bind(hash.to_owned()).fetch_optional(self.read()).await.attempt("look a credential up")?;
+        let row =
+            sqlx::query(AssertSqlSafe(sql)).bind(hash.to_owned()).fetch_optional(self.read()).await.attempt("look a credential up")?;
         let Some(row) = row else { return Ok(None) };
         let credential = credential(&row)?;
         let organization: String = column(&row, 7)?;
@@ -241,7 +242,12 @@ impl Write {
             "UPDATE join_tokens SET revoked_at = $2 WHERE cluster_id = $1 AND revoked_at IS NULL",
             "UPDATE cluster_credentials SET revoked_at = $2 WHERE cluster_id = $1 AND revoked_at IS NULL",
         ] {
-            sqlx::query(sql).bind(cluster.to_string()).bind(now_ms).execute(&mut *self.tx).await.attempt("revoke a cluster's credentials")?;
+            sqlx::query(sql)
+                .bind(cluster.to_string())
+                .bind(now_ms)
+                .execute(&mut *self.tx)
+                .await
+                .attempt("revoke a cluster's credentials")?;
         }
         Ok(())
     }

@@ -119,12 +119,7 @@ pub async fn revoke(write: &mut Write, id: KeyId, now_ms: i64) -> Result<bool, S
 }
 
 /// Revokes every key that a user has in an organization.
-pub async fn revoke_of_member(
-    write: &mut Write,
-    organization: OrganizationId,
-    user: UserId,
-    now_ms: i64,
-) -> Result<(), StoreError> {
+pub async fn revoke_of_member(write: &mut Write, organization: OrganizationId, user: UserId, now_ms: i64) -> Result<(), StoreError> {
     sqlx::query("UPDATE api_keys SET revoked_at = $3 WHERE organization_id = $1 AND user_id = $2 AND revoked_at IS NULL")
         .bind(organization.to_string())
         .bind(user.to_string())

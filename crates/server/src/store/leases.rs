@@ -30,7 +30,8 @@ pub struct OpenRun {
     pub cancel_requested: bool,
 }
 
-const OPEN: &str = "r.id, r.evaluation_id, r.organization_id, r.state, r.generation, r.cluster_id, e.cluster_id, r.priority, r.submitter, r.created_at,
+const OPEN: &str =
+    "r.id, r.evaluation_id, r.organization_id, r.state, r.generation, r.cluster_id, e.cluster_id, r.priority, r.submitter, r.created_at,
     r.leased_at, r.waiting, e.cancel_requested_at";
 
 fn cluster(row: &AnyRow, index: usize, id: &str) -> Result<Option<ClusterId>, StoreError> {
@@ -149,7 +150,12 @@ impl Write {
 
     /// A generation of a run that was given out and is not known here (a restored database): the next one is above it, and a
     /// lease below it is none any more. The run's evaluation, when this changed something.
-    pub async fn raise_generation(&mut self, run: RunId, organization: OrganizationId, generation: u64) -> Result<Option<EvaluationId>, StoreError> {
+    pub async fn raise_generation(
+        &mut self,
+        run: RunId,
+        organization: OrganizationId,
+        generation: u64,
+    ) -> Result<Option<EvaluationId>, StoreError> {
         let id = run.to_string();
         let row = sqlx::query(
             "UPDATE runs SET generation = $3, cluster_id = CASE WHEN state IN ('leased', 'running') THEN NULL ELSE cluster_id END,

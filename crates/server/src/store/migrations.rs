@@ -1,7 +1,7 @@
 //! The migrations, as they lie in `migrations/`, in order. A file is never changed once released: add the next one.
 
-use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::SqlStr;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 const FILES: &[(i64, &str, &str)] = &[
     (1, "identity", include_str!("../../migrations/0001_identity.sql")),
@@ -10,15 +10,14 @@ const FILES: &[(i64, &str, &str)] = &[
 ];
 
 pub(super) fn migrator() -> Migrator {
-    let migrations = FILES.iter().map(|(version, name, sql)| {
-        Migration::new(*version, (*name).into(), MigrationType::Simple, SqlStr::from_static(sql), false)
-    });
+    let migrations = FILES
+        .iter()
+        .map(|(version, name, sql)| Migration::new(*version, (*name).into(), MigrationType::Simple, SqlStr::from_static(sql), false));
     Migrator::with_migrations(migrations.collect())
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]

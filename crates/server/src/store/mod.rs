@@ -12,12 +12,12 @@ pub mod evaluations;
 pub mod join_tokens;
 pub mod keys;
 pub mod leases;
+mod migrations;
 pub mod organizations;
 pub mod outcomes;
 pub mod runs;
 pub mod sessions;
 pub mod users;
-mod migrations;
 
 use std::time::Duration;
 
@@ -63,21 +63,11 @@ impl From<StoreError> for Error {
 }
 
 /// Reads an id or another value with a text form out of a column.
-pub(crate) fn parse_column<T: std::str::FromStr>(
-    text: &str,
-    table: &'static str,
-    column: &'static str,
-    row: &str,
-) -> Result<T, StoreError>
+pub(crate) fn parse_column<T: std::str::FromStr>(text: &str, table: &'static str, column: &'static str, row: &str) -> Result<T, StoreError>
 where
     T::Err: std::fmt::Display,
 {
-    text.parse().map_err(|problem: T::Err| StoreError::Inconsistent {
-        table,
-        column,
-        row: row.to_owned(),
-        problem: problem.to_string(),
-    })
+    text.parse().map_err(|problem: T::Err| StoreError::Inconsistent { table, column, row: row.to_owned(), problem: problem.to_string() })
 }
 
 /// Names what was attempted: `.attempt("store the evaluation")?`.
@@ -117,10 +107,8 @@ impl Store {
         install_default_drivers();
         let sqlite = url.starts_with("sqlite:");
         let options = |connections: u32| {
-            AnyPoolOptions::new()
-                .max_connections(connections)
-                .acquire_timeout(Duration::from_secs(20))
-                .after_connect(move |connection, _| {
+            AnyPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(20)).after_connect(
+                move |connection, _| {
                     Box::pin(async move {
                         if sqlite {
                             for pragma in [
@@ -135,7 +123,8 @@ impl Store {
                         }
                         Ok(())
                     })
-                })
+                },
+            )
         };
         let (writer, readers) = if sqlite {
             let url = if url.contains('?') { url.to_owned() } else { format!("{url}?mode=rwc") };

@@ -113,11 +113,7 @@ pub async fn members(store: &Store, organization: OrganizationId) -> Result<Vec<
     .attempt("read members")?;
     rows.iter()
         .map(|row| {
-            Ok(Member {
-                user: users::from_row(row)?,
-                role: role(row)?,
-                joined_at: row.try_get("joined_at").attempt("read members")?,
-            })
+            Ok(Member { user: users::from_row(row)?, role: role(row)?, joined_at: row.try_get("joined_at").attempt("read members")? })
         })
         .collect()
 }
@@ -166,31 +162,23 @@ pub async fn remove_member(write: &mut Write, organization: OrganizationId, user
 }
 
 /// The role of a member as the transaction sees it, its row locked against other changes.
-pub async fn role_for_update(
-    write: &mut Write,
-    organization: OrganizationId,
-    user: UserId,
-) -> Result<Option<Role>, StoreError> {
+pub async fn role_for_update(write: &mut Write, organization: OrganizationId, user: UserId) -> Result<Option<Role>, StoreError> {
     // An update locks the row on PostgreSQL; on SQLite the transaction is the only writer.
-    let row = sqlx::query(
-        "UPDATE members SET role = role WHERE organization_id = $1 AND user_id = $2 RETURNING role",
-    )
-    .bind(organization.to_string())
-    .bind(user.to_string())
-    .fetch_optional(&mut *write.tx)
-    .await
-    .attempt("read a member")?;
+    let row = sqlx::query("UPDATE members SET role = role WHERE organization_id = $1 AND user_id = $2 RETURNING role")
+        .bind(organization.to_string())
+        .bind(user.to_string())
+        .fetch_optional(&mut *write.tx)
+        .await
+        .attempt("read a member")?;
     row.as_ref().map(role).transpose()
 }
 
 /// Owners whose accounts are not disabled, the rows locked until the transaction ends.
 pub async fn count_owners(write: &mut Write, organization: OrganizationId) -> Result<usize, StoreError> {
-    let rows = sqlx::query(
-        "UPDATE members SET role = role WHERE organization_id = $1 AND role = 'owner' RETURNING user_id",
-    )
-    .bind(organization.to_string())
-    .fetch_all(&mut *write.tx)
-    .await
-    .attempt("count owners")?;
+    let rows = sqlx::query("UPDATE members SET role = role WHERE organization_id = $1 AND role = 'owner' RETURNING user_id")
+        .bind(organization.to_string())
+        .fetch_all(&mut *write.tx)
+        .await
+        .attempt("count owners")?;
     Ok(rows.len())
 }

@@ -131,7 +131,11 @@ fn outcome(evaluation: EvaluationId, row: &AnyRow) -> Result<OutcomeRow, StoreEr
 }
 
 /// Row numbers among those of `segments` that have an outcome, ascending.
-pub(crate) async fn finished_rows(connection: &mut AnyConnection, evaluation: EvaluationId, segments: &[Segment]) -> Result<Vec<u64>, StoreError> {
+pub(crate) async fn finished_rows(
+    connection: &mut AnyConnection,
+    evaluation: EvaluationId,
+    segments: &[Segment],
+) -> Result<Vec<u64>, StoreError> {
     let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return Ok(Vec::new()) };
     let mut done = Vec::new();
     // One query per stretch without a large gap: segments of a run can lie far apart.
@@ -148,13 +152,15 @@ pub(crate) async fn finished_rows(connection: &mut AnyConnection, evaluation: Ev
     debug_assert!(last.end() >= stretch.1);
     stretches.push(stretch);
     for (from, to) in stretches {
-        let rows = sqlx::query("SELECT row_number FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3 ORDER BY row_number")
-            .bind(evaluation.to_string())
-            .bind(signed(from))
-            .bind(signed(to))
-            .fetch_all(&mut *connection)
-            .await
-            .attempt("read which rows have an outcome")?;
+        let rows = sqlx::query(
+            "SELECT row_number FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3 ORDER BY row_number",
+        )
+        .bind(evaluation.to_string())
+        .bind(signed(from))
+        .bind(signed(to))
+        .fetch_all(&mut *connection)
+        .await
+        .attempt("read which rows have an outcome")?;
         for row in &rows {
             let number = unsigned(row, 0)?;
             let at = segments.partition_point(|segment| segment.end() <= number);
@@ -181,8 +187,10 @@ impl Store {
             OutcomeFilter::Scored => " AND scored = 1",
             OutcomeFilter::Errored => " AND scored = 0",
         };
-        let sql = format!("SELECT {COLUMNS} FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3
-             AND (model = $4 OR $4 = -1) AND (task = $5 OR $5 = -1){condition} ORDER BY row_number LIMIT $6");
+        let sql = format!(
+            "SELECT {COLUMNS} FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3
+             AND (model = $4 OR $4 = -1) AND (task = $5 OR $5 = -1){condition} ORDER BY row_number LIMIT $6"
+        );
         let rows = sqlx::query(AssertSqlSafe(sql))
             .bind(evaluation.to_string())
             .bind(signed(from))
@@ -198,14 +206,28 @@ impl Store {
 
     /// Whether each of rows `from..to` has an outcome: the numbers of those that have.
     pub async fn finished_between(&self, evaluation: EvaluationId, from: u64, to: u64) -> Result<Vec<u64>, StoreError> {
-        let rows = sqlx::query("SELECT row_number FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3 ORDER BY row_number")
+        let rows = sqlx::query(
+            "SELECT row_number FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3 ORDER BY row_number",
+        )
+        .bind(evaluation.to_string())
+        .bind(signed(from))
+        .bind(signed(to))
+        .fetch_all(self.read())
+        .await
+        .attempt("read which rows have an outcome")?;
+        rows.iter().map(|row| unsigned(row, 0)).collect()
+    }
+
+    /// How many of rows `from..to` have an outcome.
+    pub async fn count_finished(&self, evaluation: EvaluationId, from: u64, to: u64) -> Result<u64, StoreError> {
+        let row = sqlx::query("SELECT COUNT(*) FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3")
             .bind(evaluation.to_string())
             .bind(signed(from))
             .bind(signed(to))
-            .fetch_all(self.read())
+            .fetch_one(self.read())
             .await
-            .attempt("read which rows have an outcome")?;
-        rows.iter().map(|row| unsigned(row, 0)).collect()
+            .attempt("count rows with an outcome")?;
+        unsigned(&row, 0)
     }
 
     /// Attempts that do not count, of rows `from..to`: how many per row.
@@ -277,7 +299,13 @@ impl Store {
     }
 
     /// (row, reward, success) of the scored rows in `from..to`, in order, at most `limit`.
-    pub async fn scored_values(&self, evaluation: EvaluationId, from: u64, to: u64, limit: u32) -> Result<Vec<(u64, f64, Option<bool>)>, StoreError> {
+    pub async fn scored_values(
+        &self,
+        evaluation: EvaluationId,
+        from: u64,
+        to: u64,
+        limit: u32,
+    ) -> Result<Vec<(u64, f64, Option<bool>)>, StoreError> {
         let rows = sqlx::query(
             "SELECT row_number, reward, success FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3 AND scored = 1
              ORDER BY row_number LIMIT $4",
@@ -308,7 +336,11 @@ impl Store {
         rows.iter()
             .map(|row| {
                 let text: Option<String> = column(row, 2)?;
-                Ok((unsigned(row, 0)?, unsigned(row, 1)?, from_json("outcomes", "failure", &evaluation.to_string(), text.as_deref().unwrap_or("null"))?))
+                Ok((
+                    unsigned(row, 0)?,
+                    unsigned(row, 1)?,
+                    from_json("outcomes", "failure", &evaluation.to_string(), text.as_deref().unwrap_or("null"))?,
+                ))
             })
             .collect()
     }
@@ -370,7 +402,9 @@ impl Write {
             );
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == INSERTED);
             for outcome in part {
-                let RowOutcome::Scored { reward, steps, terminated, truncated, success, first_observation_sha256, conformance_warnings } = &outcome.result else {
+                let RowOutcome::Scored { reward, steps, terminated, truncated, success, first_observation_sha256, conformance_warnings } =
+                    &outcome.result
+                else {
                     continue;
                 };
                 query = query
@@ -460,7 +494,13 @@ impl Write {
     }
 
     /// Whether this generation of the run has brought any outcome.
-    pub async fn has_outcome_of(&mut self, evaluation: EvaluationId, run: RunId, generation: u64, segments: &[Segment]) -> Result<bool, StoreError> {
+    pub async fn has_outcome_of(
+        &mut self,
+        evaluation: EvaluationId,
+        run: RunId,
+        generation: u64,
+        segments: &[Segment],
+    ) -> Result<bool, StoreError> {
         let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return Ok(false) };
         let row = sqlx::query(
             "SELECT COUNT(*) FROM (SELECT 1 FROM outcomes WHERE evaluation_id = $1 AND row_number >= $2 AND row_number < $3 AND run_id = $4

@@ -69,7 +69,8 @@ pub struct RunCounts {
     pub queued: u64,
 }
 
-const HEAD: &str = "id, evaluation_id, organization_id, state, generation, cluster_id, model, env, rows_total, created_at, leased_at, started_at,
+const HEAD: &str =
+    "id, evaluation_id, organization_id, state, generation, cluster_id, model, env, rows_total, created_at, leased_at, started_at,
     finished_at, waiting, failure, provenance, metrics";
 
 fn document<T: serde::de::DeserializeOwned>(row: &AnyRow, index: usize, name: &'static str, id: &str) -> Result<Option<T>, StoreError> {
@@ -233,13 +234,14 @@ impl Write {
 
     /// Ends the runs that no cluster holds, as cancelled, or as finished once none of their rows is open.
     pub async fn end_queued_runs(&mut self, evaluation: EvaluationId, state: RunState, now_ms: i64) -> Result<u64, StoreError> {
-        let done = sqlx::query("UPDATE runs SET state = $2, finished_at = $3, waiting = NULL WHERE evaluation_id = $1 AND state = 'queued'")
-            .bind(evaluation.to_string())
-            .bind(state.as_str())
-            .bind(now_ms)
-            .execute(&mut *self.tx)
-            .await
-            .attempt("end queued runs")?;
+        let done =
+            sqlx::query("UPDATE runs SET state = $2, finished_at = $3, waiting = NULL WHERE evaluation_id = $1 AND state = 'queued'")
+                .bind(evaluation.to_string())
+                .bind(state.as_str())
+                .bind(now_ms)
+                .execute(&mut *self.tx)
+                .await
+                .attempt("end queued runs")?;
         Ok(done.rows_affected())
     }
 

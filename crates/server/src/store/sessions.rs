@@ -257,12 +257,7 @@ pub async fn revoke_family(write: &mut Write, family_id: &str, now_ms: i64) -> R
 }
 
 /// Ends a user's sign-ins to one organization.
-pub async fn revoke_of_member(
-    write: &mut Write,
-    organization: OrganizationId,
-    user: UserId,
-    now_ms: i64,
-) -> Result<(), StoreError> {
+pub async fn revoke_of_member(write: &mut Write, organization: OrganizationId, user: UserId, now_ms: i64) -> Result<(), StoreError> {
     for (sql, what) in [
         (
             "UPDATE refresh_tokens SET revoked_at = $3 WHERE organization_id = $1 AND user_id = $2 AND revoked_at IS NULL",
@@ -273,13 +268,7 @@ pub async fn revoke_of_member(
             "end a member's browser sessions",
         ),
     ] {
-        sqlx::query(sql)
-            .bind(organization.to_string())
-            .bind(user.to_string())
-            .bind(now_ms)
-            .execute(&mut *write.tx)
-            .await
-            .attempt(what)?;
+        sqlx::query(sql).bind(organization.to_string()).bind(user.to_string()).bind(now_ms).execute(&mut *write.tx).await.attempt(what)?;
     }
     Ok(())
 }
@@ -307,17 +296,15 @@ pub struct BrowserSession {
 }
 
 pub async fn insert_browser(write: &mut Write, session: &BrowserSession) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO browser_sessions (hash, user_id, organization_id, created_at, expires_at) VALUES ($1, $2, $3, $4, $5)",
-    )
-    .bind(&session.hash)
-    .bind(session.user_id.to_string())
-    .bind(session.organization_id.to_string())
-    .bind(session.created_at)
-    .bind(session.expires_at)
-    .execute(&mut *write.tx)
-    .await
-    .attempt("store a browser session")?;
+    sqlx::query("INSERT INTO browser_sessions (hash, user_id, organization_id, created_at, expires_at) VALUES ($1, $2, $3, $4, $5)")
+        .bind(&session.hash)
+        .bind(session.user_id.to_string())
+        .bind(session.organization_id.to_string())
+        .bind(session.created_at)
+        .bind(session.expires_at)
+        .execute(&mut *write.tx)
+        .await
+        .attempt("store a browser session")?;
     Ok(())
 }
 

@@ -60,13 +60,11 @@ pub async fn by_id(store: &Store, id: UserId) -> Result<Option<User>, StoreError
 
 /// The account with this (lower-case) email address, and its password's hash.
 pub async fn by_email(store: &Store, email: &str) -> Result<Option<(User, String)>, StoreError> {
-    let row = sqlx::query(
-        "SELECT id, email, first_name, last_name, created_at, disabled_at, password_hash FROM users WHERE email = $1",
-    )
-    .bind(email)
-    .fetch_optional(store.read())
-    .await
-    .attempt("read a user")?;
+    let row = sqlx::query("SELECT id, email, first_name, last_name, created_at, disabled_at, password_hash FROM users WHERE email = $1")
+        .bind(email)
+        .fetch_optional(store.read())
+        .await
+        .attempt("read a user")?;
     let Some(row) = row else { return Ok(None) };
     let hash: String = row.try_get("password_hash").attempt("read a user")?;
     Ok(Some((from_row(&row)?, hash)))

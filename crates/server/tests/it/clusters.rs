@@ -76,8 +76,10 @@ async fn every_change_is_in_the_audit_log_and_no_secret_is() {
     let log = plane.server.get(&plane.key, "/v1/audit?limit=200").await.ok();
     let mut actions: Vec<&str> = log["items"].as_array().unwrap().iter().map(|one| one["action"].as_str().unwrap()).collect();
     actions.reverse();
-    let ours: Vec<&str> =
-        actions.into_iter().filter(|action| ["cluster.", "joinToken.", "credential."].iter().any(|noun| action.starts_with(noun))).collect();
+    let ours: Vec<&str> = actions
+        .into_iter()
+        .filter(|action| ["cluster.", "joinToken.", "credential."].iter().any(|noun| action.starts_with(noun)))
+        .collect();
     assert_eq!(
         ours,
         [

@@ -170,8 +170,7 @@ fn every_route_is_in_the_table() {
         .iter()
         .flat_map(|(path, item)| openapi::operations(item).map(|(method, _)| (method.to_owned(), path.clone())))
         .collect();
-    let listed: BTreeSet<(String, String)> =
-        table().iter().map(|route| (route.method.to_string(), route.path.to_owned())).collect();
+    let listed: BTreeSet<(String, String)> = table().iter().map(|route| (route.method.to_string(), route.path.to_owned())).collect();
     assert_eq!(listed.len(), table().len(), "a route is listed twice");
     let missing: Vec<_> = documented.difference(&listed).collect();
     assert!(missing.is_empty(), "add to the table in this file: {missing:#?}");
@@ -248,6 +247,72 @@ async fn every_role_and_key_reaches_what_it_may_and_no_more() {
         // The limit of token requests is not what is tested.
         server.advance(Duration::from_secs(60));
     }
+}
+
+/// Real things of one organization, by the path that names them.
+async fn things(server: &TestServer, owner: &TestUser) -> impl Fn(&str) -> String + use<> {
+    let key = server.key(owner).await;
+    let made = async |path: &str, body: Value| server.post(&key, path, &body).await.ok();
+    let id = |value: &Value| value["id"].as_str().unwrap().to_owned();
+    let cluster = id(&made("/v1/clusters", json!({"name": "cell"})).await);
+    let token = id(&made(&format!("/v1/clusters/{cluster}/join-tokens"), json!({})).await);
+    let api_key = id(&made("/v1/keys", json!({"name": "theirs"})).await);
+    let definition = json!({"image": "registry.example.com/one:1"});
+    made("/v1/models", json!({"name": "secret-one", "definition": definition})).await;
+    made("/v1/environments", json!({"name": "secret-one", "definition": definition})).await;
+    let request = json!({
+        "name": "secret-one",
+        "models": [{"id": "m", "image": "registry.example.com/m:1"}],
+        "environments": [{"id": "e", "image": "registry.example.com/e:1"}],
+        "tasks": [{"env": "e", "taskId": "t/0", "params": {}, "episodes": 1}],
+    });
+    let evaluation = id(&made("/v1/evaluations", request).await);
+    let (organization, user) = (owner.organization.to_string(), owner.id.to_string());
+    move |path: &str| {
+        let id = match path.split('/').nth(2) {
+            Some("organizations") => &organization,
+            Some("keys") => &api_key,
+            Some("clusters") => &cluster,
+            Some("evaluations") => &evaluation,
+            _ => "",
+        };
+        path.replace("{id}", id).replace("{user}", &user).replace("{token}", &token).replace("{name}", "secret-one").replace("{row}", "0")
+    }
+}
+
+#[tokio::test]
+async fn nobody_reaches_another_organizations_things() {
+    let server = TestServer::start().await;
+    let owner = server.organization("lab").await;
+    let path_of = things(&server, &owner).await;
+    let stranger = server.organization("strangers").await;
+    let stranger_key = server.key(&stranger).await;
+    let owner_key = server.key(&owner).await;
+    let mut reached = 0;
+    for route in table().iter().filter(|route| route.access != Access::Open) {
+        let path = path_of(route.path);
+        assert!(!path.contains('{'), "fill in {path}");
+        let ask = |token: &str| {
+            let request = server.request(route.method.clone(), &path).bearer_auth(token);
+            match &route.body {
+                Some(body) => request.json(body),
+                None => request,
+            }
+        };
+        if route.path.contains('{') {
+            let answer = server.send(ask(&stranger_key)).await;
+            assert_eq!(answer.code(), "not_found", "{} {path} by a stranger: {} {}", route.method, answer.status, answer.text);
+            if route.method == Method::GET && !route.path.ends_with("/events") {
+                let owners = server.http.execute(ask(&owner_key).build().unwrap()).await.unwrap();
+                reached += usize::from(owners.status().is_success());
+            }
+        } else if route.method == Method::GET {
+            let answer = server.send(ask(&stranger_key)).await;
+            let own = [owner.organization.to_string(), owner.id.to_string(), "secret-one".to_owned()];
+            assert!(own.iter().all(|text| !answer.text.contains(text)), "{path} shows a stranger: {}", answer.text);
+        }
+    }
+    assert!(reached >= 10, "the paths name real things: their owner reaches {reached}");
 }
 
 async fn expect(server: &TestServer, route: &Route, user: &TestUser, token: &str, name: &str, scopes: &[Scope]) {

@@ -92,8 +92,7 @@ async fn credentials_that_are_no_credentials() {
 async fn http2_by_prior_knowledge_and_the_document() {
     let server = TestServer::start().await;
     let stream = tokio::net::TcpStream::connect(server.address()).await.unwrap();
-    let (mut sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     let request = hyper::Request::get(format!("{}/v1/info", server.url)).body(String::new()).unwrap();
     let answer = sender.send_request(request).await.unwrap();

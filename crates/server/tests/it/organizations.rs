@@ -4,7 +4,7 @@ use reqwest::StatusCode;
 use rlm_server::app::access::Role;
 use serde_json::json;
 
-use crate::common::TestServer;
+use crate::common::{TestServer, for_each_server};
 
 #[tokio::test]
 async fn members_come_change_and_go() {
@@ -20,7 +20,10 @@ async fn members_come_change_and_go() {
     server.post(&key, &members, &new).await.refused("already_exists");
     server.post(&key, &members, &json!({"email": "bea@example.com", "role": "viewer"})).await.refused("already_exists");
     server.post(&key, &members, &json!({"email": "carl@example.com", "role": "viewer"})).await.refused("invalid_request");
-    server.post(&key, &members, &json!({"email": "carl", "role": "viewer", "password": "a long password"})).await.refused("invalid_request");
+    server
+        .post(&key, &members, &json!({"email": "carl", "role": "viewer", "password": "a long password"}))
+        .await
+        .refused("invalid_request");
     server.post(&key, &members, &json!({"email": "c@example.com", "role": "king"})).await.refused("invalid_request");
 
     let one = format!("{members}/{}", added["userId"].as_str().unwrap());
@@ -58,15 +61,17 @@ async fn only_owners_touch_owners_and_one_stays() {
 
 #[tokio::test]
 async fn two_owners_can_not_both_leave_at_once() {
-    let server = TestServer::start().await;
-    let one = server.organization("lab").await;
-    let two = server.user(one.organization, Role::Owner).await;
-    let (key_one, key_two) = (server.key(&one).await, server.key(&two).await);
-    let path = |user| format!("/v1/organizations/{}/members/{user}", one.organization);
-    let (left, right) = (path(one.id), path(two.id));
-    let (a, b) = tokio::join!(server.delete(&key_one, &left), server.delete(&key_two, &right));
-    let gone = [a.status, b.status].into_iter().filter(|status| *status == StatusCode::NO_CONTENT).count();
-    assert_eq!(gone, 1, "{a:?} {b:?}");
+    for_each_server(|server| async move {
+        let one = server.organization("lab").await;
+        let two = server.user(one.organization, Role::Owner).await;
+        let (key_one, key_two) = (server.key(&one).await, server.key(&two).await);
+        let path = |user| format!("/v1/organizations/{}/members/{user}", one.organization);
+        let (left, right) = (path(one.id), path(two.id));
+        let (a, b) = tokio::join!(server.delete(&key_one, &left), server.delete(&key_two, &right));
+        let gone = [a.status, b.status].into_iter().filter(|status| *status == StatusCode::NO_CONTENT).count();
+        assert_eq!(gone, 1, "{a:?} {b:?}");
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use rlm_server::app::identity::accounts;
 use serde_json::Value;
 
 use crate::accounts::{Browser, account, hidden};
-use crate::common::{Answer, TestServer, TestUser};
+use crate::common::{Answer, TestServer, TestUser, for_each_server};
 
 const PASSWORD: &str = "correct horse battery";
 const DEVICE_CODE: &str = "urn:ietf:params:oauth:grant-type:device_code";
@@ -212,14 +212,37 @@ async fn reuse_ends_the_sign_in() {
 
 #[tokio::test]
 async fn many_refreshes_at_once_give_one_successor() {
-    let server = TestServer::start().await;
-    let owner = server.organization("lab").await;
-    let refresh = server.refresh_token(&owner).await;
-    let all = futures::future::join_all((0..8).map(|_| server.refresh(&refresh, &[]))).await;
-    let mut successors: Vec<String> =
-        all.into_iter().map(|answer| answer.ok()["refresh_token"].as_str().unwrap().to_owned()).collect();
-    successors.dedup();
-    assert_eq!(successors.len(), 1);
+    for_each_server(|server| async move {
+        let owner = server.organization("lab").await;
+        let refresh = server.refresh_token(&owner).await;
+        let all = futures::future::join_all((0..8).map(|_| server.refresh(&refresh, &[]))).await;
+        let mut successors: Vec<String> = all.into_iter().map(|answer| answer.ok()["refresh_token"].as_str().unwrap().to_owned()).collect();
+        successors.dedup();
+        assert_eq!(successors.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_whole_device_flow_on_each_database() {
+    for_each_server(|server| async move {
+        let begun = authorize(&server).await;
+        let (device_code, user_code) = (begun["device_code"].as_str().unwrap(), begun["user_code"].as_str().unwrap());
+        assert_eq!(oauth_error(&poll(&server, device_code).await), (400, "authorization_pending"));
+        let mut browser = signed_in_browser(&server).await;
+        let shown = browser.get(&format!("/device?user_code={user_code}")).await;
+        let token = hidden(&shown.text, "form_token");
+        browser.submit("/device", &[("form_token", &token), ("user_code", user_code), ("decision", "approve")]).await;
+        // Polls at once: one of them gets the tokens.
+        let polls = futures::future::join_all((0..4).map(|_| poll(&server, device_code))).await;
+        assert_eq!(polls.iter().filter(|answer| answer.status.is_success()).count(), 1);
+        let tokens = polls.into_iter().find(|answer| answer.status.is_success()).unwrap().ok();
+        let next = server.refresh(tokens["refresh_token"].as_str().unwrap(), &[]).await.ok();
+        server.get(next["access_token"].as_str().unwrap(), "/v1/me").await.ok();
+        server.delete(next["access_token"].as_str().unwrap(), "/v1/me/session").await;
+        server.get(next["access_token"].as_str().unwrap(), "/v1/me").await.refused("unauthenticated");
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -256,10 +279,7 @@ async fn a_browser_switches_its_organization() {
     let mut browser = signed_in_browser(&server).await;
     let other = server.organization("other").await;
     let me = browser.get("/v1/me").await.ok();
-    let user = TestUser {
-        id: me["subject"]["id"].as_str().unwrap().parse().unwrap(),
-        organization: other.organization,
-    };
+    let user = TestUser { id: me["subject"]["id"].as_str().unwrap().parse().unwrap(), organization: other.organization };
     let cookie = format!("rlmesh_session={}", browser.cookie.clone().unwrap());
     let switch = |id: String| {
         let body = serde_json::json!({"organizationId": id});

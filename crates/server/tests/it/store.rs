@@ -3,10 +3,10 @@
 use rlm_core::ids::{OrganizationId, UserId};
 use rlm_server::app::access::{Actor, Role};
 use rlm_server::app::audit;
+use rlm_server::store::Store;
 use rlm_server::store::organizations::{self, Organization};
 use rlm_server::store::sessions::{self, BrowserSession, DeviceGrant, GrantState, RefreshToken};
 use rlm_server::store::users::{self, User};
-use rlm_server::store::Store;
 use serde_json::json;
 
 use crate::common::for_each_store;
@@ -140,13 +140,8 @@ async fn refresh_tokens_and_browser_sessions() {
         assert!(sessions::family_is_live(&store, "b").await.unwrap());
         assert!(!sessions::family_is_live(&store, "unknown").await.unwrap());
 
-        let session = BrowserSession {
-            hash: "s".to_owned(),
-            user_id: user.id,
-            organization_id: organization.id,
-            created_at: 1,
-            expires_at: 100,
-        };
+        let session =
+            BrowserSession { hash: "s".to_owned(), user_id: user.id, organization_id: organization.id, created_at: 1, expires_at: 100 };
         let mut write = store.write().await.unwrap();
         sessions::insert_browser(&mut write, &session).await.unwrap();
         write.commit().await.unwrap();

@@ -78,7 +78,10 @@ impl Launcher {
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let oom_kills = oom_kills();
         let mut process = tokio::process::Command::from(command).spawn()?;
-        let pid = process.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)).ok_or_else(|| std::io::Error::other("the process ended at once"))?;
+        let pid = process
+            .id()
+            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+            .ok_or_else(|| std::io::Error::other("the process ended at once"))?;
         let record = super::leftovers::note(&self.records, pid);
         let reader = pipe::Receiver::from_owned_fd(reader.into())?;
         let output = Some(tokio::spawn(copy(reader, start.log.clone())));

@@ -162,7 +162,8 @@ fn start_failure(exit: &Exit<'_>, how: &str) -> (FailureCode, String) {
 }
 
 /// What Python and the SDK say of arguments that a constructor does not take.
-const PARAM_MISFITS: [&str; 4] = ["unexpected keyword argument", "required positional argument", "required keyword-only argument", "received construction params"];
+const PARAM_MISFITS: [&str; 4] =
+    ["unexpected keyword argument", "required positional argument", "required keyword-only argument", "received construction params"];
 
 /// The request's fault that an exception line names; None: the component's own.
 fn blame(line: &str) -> Option<FailureCode> {
@@ -219,17 +220,37 @@ mod tests {
         use ComponentKind::{Environment, Model};
         let one = Ended::Code(1);
         let table: &[(ComponentKind, Ended, &[&str], FailureCode)] = &[
-            (Model, one, &["Traceback (most recent call last):", "rlmesh.params._resolve.UnknownParamError: unknown parameter(s): x"], FailureCode::InvalidParams),
+            (
+                Model,
+                one,
+                &["Traceback (most recent call last):", "rlmesh.params._resolve.UnknownParamError: unknown parameter(s): x"],
+                FailureCode::InvalidParams,
+            ),
             (Model, one, &["TypeError: CartPole.make() got an unexpected keyword argument 'x'"], FailureCode::InvalidParams),
-            (Model, one, &["TypeError: Follower received construction params (x) but does not override load(...) to apply them"], FailureCode::InvalidParams),
+            (
+                Model,
+                one,
+                &["TypeError: Follower received construction params (x) but does not override load(...) to apply them"],
+                FailureCode::InvalidParams,
+            ),
             (Model, one, &["ModuleNotFoundError: No module named 'nosuch'", "  trailing hint"], FailureCode::InvalidEntrypoint),
             (Environment, one, &["AttributeError: env entrypoint 'envs:Nope' could not resolve 'Nope'"], FailureCode::InvalidEntrypoint),
             (Environment, one, &["ValueError: env entrypoint must be in module:callable form"], FailureCode::InvalidEntrypoint),
             (Environment, one, &["AttributeError: 'NoneType' object has no attribute 'x'"], FailureCode::EnvironmentStartFailed),
             (Model, one, &["RuntimeError: weights are broken"], FailureCode::ModelStartFailed),
             (Model, one, &["TypeError: can't multiply sequence by non-int of type 'float'"], FailureCode::ModelStartFailed),
-            (Model, Ended::Code(2), &["python -m rlmesh.serve: error: RLMESH_MAKE_KWARGS: must be a JSON object"], FailureCode::InvalidParams),
-            (Model, Ended::Code(127), &["rlmesh-cluster-agent: cannot start /no/python: No such file or directory"], FailureCode::InvalidEntrypoint),
+            (
+                Model,
+                Ended::Code(2),
+                &["python -m rlmesh.serve: error: RLMESH_MAKE_KWARGS: must be a JSON object"],
+                FailureCode::InvalidParams,
+            ),
+            (
+                Model,
+                Ended::Code(127),
+                &["rlmesh-cluster-agent: cannot start /no/python: No such file or directory"],
+                FailureCode::InvalidEntrypoint,
+            ),
             (Environment, Ended::Code(0), &[], FailureCode::EnvironmentStartFailed),
             (Model, Ended::Signal(9), &[], FailureCode::ProcessKilled),
             (Environment, Ended::Signal(11), &["Error: not python"], FailureCode::EnvironmentStartFailed),
@@ -241,7 +262,14 @@ mod tests {
 
     #[test]
     fn ends_while_serving_are_crashes_whatever_the_status() {
-        let exit = Exit { component: "env-0-1", kind: ComponentKind::Environment, ended: Ended::Code(0), ready: true, out_of_memory: false, log_lines: &[] };
+        let exit = Exit {
+            component: "env-0-1",
+            kind: ComponentKind::Environment,
+            ended: Ended::Code(0),
+            ready: true,
+            out_of_memory: false,
+            log_lines: &[],
+        };
         let failure = classify(exit);
         assert_eq!(failure.code, FailureCode::EnvironmentCrashed);
         assert_eq!(failure.message, "env-0-1 exited with status 0");

@@ -28,9 +28,13 @@ pub struct Attempt {
 /// What became of an attempt.
 #[derive(Debug)]
 pub enum Happened {
-    Ready { address: String },
+    Ready {
+        address: String,
+    },
     /// Also with the last output of one that was asked to end. None: there was no process.
-    Ended { failure: Option<Failure> },
+    Ended {
+        failure: Option<Failure>,
+    },
 }
 
 /// An attempt's news.
@@ -95,7 +99,12 @@ fn cannot_start(attempt: &Attempt, folder: Option<&Path>, error: &std::io::Error
     Failure::new(code, format!("{}: {why}", attempt.name)).of(&attempt.name)
 }
 
-async fn process<F: Future<Output = ()>>(attempt: &Attempt, child: &mut Child, stop: &Stop, say: &impl Fn(Happened) -> F) -> Option<Failure> {
+async fn process<F: Future<Output = ()>>(
+    attempt: &Attempt,
+    child: &mut Child,
+    stop: &Stop,
+    say: &impl Fn(Happened) -> F,
+) -> Option<Failure> {
     let address = format!("unix://{}", attempt.socket.display());
     let ended = tokio::select! {
         biased;
@@ -131,7 +140,12 @@ async fn process<F: Future<Output = ()>>(attempt: &Attempt, child: &mut Child, s
     Some(classify::classify(Exit { component: &attempt.name, kind: attempt.kind, ended, ready, out_of_memory, log_lines: &log_lines }))
 }
 
-async fn running_server<F: Future<Output = ()>>(attempt: &Attempt, address: &str, stop: &Stop, say: &impl Fn(Happened) -> F) -> Option<Failure> {
+async fn running_server<F: Future<Output = ()>>(
+    attempt: &Attempt,
+    address: &str,
+    stop: &Stop,
+    say: &impl Fn(Happened) -> F,
+) -> Option<Failure> {
     tokio::select! {
         () = stop.stop.cancelled() => return None,
         () = serving(address) => {}

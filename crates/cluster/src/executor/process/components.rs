@@ -211,8 +211,12 @@ impl<R: Recipes> Components<R> {
 
     /// Ends the environments that `which` selects and forgets them.
     pub fn release(&mut self, which: impl Fn(Role) -> bool) {
-        let names: Vec<String> =
-            self.map.iter().filter(|(_, component)| component.role != Role::Model && which(component.role)).map(|(name, _)| name.clone()).collect();
+        let names: Vec<String> = self
+            .map
+            .iter()
+            .filter(|(_, component)| component.role != Role::Model && which(component.role))
+            .map(|(name, _)| name.clone())
+            .collect();
         for name in names {
             let Some(component) = self.map.get_mut(&name) else { continue };
             match &mut component.state {
@@ -267,9 +271,8 @@ impl<R: Recipes> Components<R> {
     /// Whether the model serves, and whether an environment does.
     #[must_use]
     pub fn ready(&self) -> (bool, bool) {
-        let ready = |want: fn(Role) -> bool| {
-            self.map.values().any(|component| want(component.role) && matches!(component.state, State::Ready(..)))
-        };
+        let ready =
+            |want: fn(Role) -> bool| self.map.values().any(|component| want(component.role) && matches!(component.state, State::Ready(..)));
         (ready(|role| role == Role::Model), ready(|role| role != Role::Model))
     }
 

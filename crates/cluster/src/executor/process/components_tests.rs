@@ -1,4 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "tests")]
 use super::*;
 use rlm_core::failure::FailureCode;
 use v1::component::Phase;
@@ -93,7 +92,10 @@ async fn a_requested_restart_waits_for_the_end_and_a_release_forgets() {
     assert!(components.restart("env-0-0", 4).is_empty());
     assert_eq!(components.snapshot()[0].phase(), Phase::Restarting);
     let news = inbox.recv().await.unwrap();
-    assert_eq!(shown(&components.on_news(news)), [("env-0-0".to_owned(), 4, Phase::Restarting), ("env-0-0".to_owned(), 5, Phase::Starting)]);
+    assert_eq!(
+        shown(&components.on_news(news)),
+        [("env-0-0".to_owned(), 4, Phase::Restarting), ("env-0-0".to_owned(), 5, Phase::Starting)]
+    );
     components.release(|role| role == ENV);
     assert!(components.snapshot().is_empty());
     let news = inbox.recv().await.unwrap();

@@ -50,7 +50,10 @@ async fn document(context: &Context, request: &v1::Describe) -> Result<String, F
     let result = match context.launcher.start(start).await {
         Ok(mut child) => run(&mut child, &output, &name, kind, Duration::from_millis(timeout).min(LONGEST)).await,
         Err(error) => Err(match launch.folder.as_deref().filter(|folder| !folder.is_dir()) {
-            Some(folder) => Failure::new(FailureCode::InvalidEntrypoint, format!("{name}: its pythonPath {} is not a folder of this machine", folder.display())),
+            Some(folder) => Failure::new(
+                FailureCode::InvalidEntrypoint,
+                format!("{name}: its pythonPath {} is not a folder of this machine", folder.display()),
+            ),
             None => failed(error),
         }),
     };
@@ -78,9 +81,10 @@ async fn run(child: &mut Child, output: &Path, name: &str, kind: ComponentKind, 
     }
     match document_in(output) {
         Some(document) if document.len() <= MAX_DOCUMENT => Ok(document),
-        Some(document) => {
-            Err(Failure::new(FailureCode::Unsupported, format!("{name}: its describe document has {} bytes; at most {MAX_DOCUMENT} can be taken", document.len())))
-        }
+        Some(document) => Err(Failure::new(
+            FailureCode::Unsupported,
+            format!("{name}: its describe document has {} bytes; at most {MAX_DOCUMENT} can be taken", document.len()),
+        )),
         None => {
             let message = format!("{name} wrote no describe document; `python -m rlmesh describe` shows what it says");
             Err(Failure { log_lines, ..Failure::new(kind.start_failed(), message) })
@@ -104,14 +108,15 @@ fn read(request: &v1::Describe) -> Result<Definition, Failure> {
         return Ok(definition);
     }
     match request.kind.as_str() {
-        "environment" => serde_json::from_str::<EnvironmentDefinition>(&request.definition_json).map(Definition::Environment).map_err(unreadable),
+        "environment" => {
+            serde_json::from_str::<EnvironmentDefinition>(&request.definition_json).map(Definition::Environment).map_err(unreadable)
+        }
         _ => serde_json::from_str::<ModelDefinition>(&request.definition_json).map(Definition::Model).map_err(unreadable),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]

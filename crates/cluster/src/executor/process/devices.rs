@@ -59,7 +59,6 @@ pub enum Wait {
 }
 
 /// Whether the run at the head of the queue may start. Order is kept: nobody overtakes a run that waits for devices.
-#[must_use]
 pub const fn may_start(running: usize, max_runs: usize, free_devices: usize, need: Need) -> Result<(), Wait> {
     if running >= max_runs {
         Err(Wait::Capacity)

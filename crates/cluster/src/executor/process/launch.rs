@@ -183,7 +183,10 @@ fn serve(environment: bool, entrypoint: Option<&str>) -> Vec<String> {
 fn finish(mut launch: Launch, noun: &str, id: &str, params: &Params, socket: &Path) -> Result<Source, Failure> {
     let kwargs = Value::Object(params.clone()).to_string();
     if "RLMESH_MAKE_KWARGS=".len() + kwargs.len() > MAX_ENV_STRING {
-        let message = format!("the params of {noun} '{id}' are {} bytes of JSON; a process takes at most 128 KiB: put what is large in a file", kwargs.len());
+        let message = format!(
+            "the params of {noun} '{id}' are {} bytes of JSON; a process takes at most 128 KiB: put what is large in a file",
+            kwargs.len()
+        );
         return Err(Failure::new(FailureCode::InvalidParams, message));
     }
     launch.env.insert("RLMESH_MAKE_KWARGS".to_owned(), kwargs);
@@ -200,7 +203,8 @@ pub fn describe(definition: &rlm_core::evaluation::Definition, cell: &Cell, outp
     };
     parts.check()?;
     let Some(entrypoint) = parts.entrypoint else {
-        let message = format!("{} '{}' is the address of a running server; it describes itself when a run connects to it", parts.noun, parts.id);
+        let message =
+            format!("{} '{}' is the address of a running server; it describes itself when a run connects to it", parts.noun, parts.id);
         return Err(Failure::new(FailureCode::NotRunnableHere, message));
     };
     let args = ["-m", "rlmesh._describe", kind, entrypoint, "--out"].map(str::to_owned).into_iter();
@@ -214,7 +218,8 @@ pub fn with_checkpoints(definition: &ModelDefinition) -> Result<(Params, BTreeMa
     for checkpoint in &definition.checkpoints {
         let path = local_path(&definition.id, checkpoint)?;
         let unavailable = |error: std::io::Error| {
-            let message = format!("checkpoint '{}' of model '{}': {} can't be read: {error}", checkpoint.param, definition.id, path.display());
+            let message =
+                format!("checkpoint '{}' of model '{}': {} can't be read: {error}", checkpoint.param, definition.id, path.display());
             Failure::new(FailureCode::ArtifactUnavailable, message)
         };
         let kind = std::fs::metadata(&path).map_err(unavailable)?;
@@ -225,7 +230,9 @@ pub fn with_checkpoints(definition: &ModelDefinition) -> Result<(Params, BTreeMa
             {
                 let message = format!(
                     "checkpoint '{}' of model '{}': {} has the SHA-256 {digest}, expected {expected}: it is another file or was changed",
-                    checkpoint.param, definition.id, path.display()
+                    checkpoint.param,
+                    definition.id,
+                    path.display()
                 );
                 return Err(Failure::new(FailureCode::ArtifactUnavailable, message));
             }
@@ -233,7 +240,9 @@ pub fn with_checkpoints(definition: &ModelDefinition) -> Result<(Params, BTreeMa
         } else if checkpoint.sha256.is_some() {
             let message = format!(
                 "checkpoint '{}' of model '{}': {} is not a file, so its sha256 can't be checked: leave sha256 out or name a file",
-                checkpoint.param, definition.id, path.display()
+                checkpoint.param,
+                definition.id,
+                path.display()
             );
             return Err(Failure::new(FailureCode::ArtifactUnavailable, message));
         }

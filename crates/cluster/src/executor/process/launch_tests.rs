@@ -1,4 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "tests")]
 use super::*;
 use serde_json::json;
 
@@ -95,7 +94,9 @@ fn checkpoints_become_paths_and_are_verified() {
     std::fs::write(&file, b"abc").unwrap();
     let good = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     let with = |uri: String, sha256: Option<&str>| {
-        with_checkpoints(&model_definition(json!({"params": {"k": 1}, "checkpoints": [{"param": "weights", "uri": uri, "revision": null, "sha256": sha256}]})))
+        with_checkpoints(&model_definition(
+            json!({"params": {"k": 1}, "checkpoints": [{"param": "weights", "uri": uri, "revision": null, "sha256": sha256}]}),
+        ))
     };
     let (params, digests) = with(format!("file://{}", file.display()), Some(good)).unwrap();
     assert_eq!(params["weights"], json!(file.to_str().unwrap()));
@@ -115,6 +116,8 @@ fn describe_needs_an_entrypoint() {
     use rlm_core::evaluation::Definition;
     let launch = describe(&Definition::Model(model_definition(json!({"python": "/p"}))), &cell(), Path::new("/o")).unwrap();
     assert_eq!(launch.args, ["-m", "rlmesh._describe", "--model", "policies:Push", "--out", "/o"]);
-    let failure = describe(&Definition::Model(model_definition(json!({"entrypoint": null, "address": "tcp://h:1"}))), &cell(), Path::new("/o")).unwrap_err();
+    let failure =
+        describe(&Definition::Model(model_definition(json!({"entrypoint": null, "address": "tcp://h:1"}))), &cell(), Path::new("/o"))
+            .unwrap_err();
     assert!(failure.message.contains("describes itself"), "{}", failure.message);
 }

@@ -82,7 +82,6 @@ fn boot_id() -> String {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use std::os::unix::process::CommandExt as _;
     use std::process::Command;

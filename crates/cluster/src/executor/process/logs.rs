@@ -145,7 +145,8 @@ fn plain(line: &str) -> String {
 pub fn read_tail(head: &Path, max_bytes: usize, max_lines: usize) -> std::io::Result<(String, bool)> {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified()).ok();
     let (first, second) = (tail_path(head, false), tail_path(head, true));
-    let mut tails: Vec<(SystemTime, PathBuf)> = [first, second].into_iter().filter_map(|path| modified(&path).map(|time| (time, path))).collect();
+    let mut tails: Vec<(SystemTime, PathBuf)> =
+        [first, second].into_iter().filter_map(|path| modified(&path).map(|time| (time, path))).collect();
     tails.sort();
     let mut bytes = end_of(head, u64::MAX)?;
     let mut left_out = false;
@@ -254,7 +255,6 @@ pub fn prune(root: &Path, max_age: Duration, max_bytes: u64, kept: impl Fn(&str)
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]
@@ -300,7 +300,8 @@ mod tests {
             LogSink::create(path(&root.path().join(run), "m", 1)).write(&[b'x'; 1000]);
         }
         prune(root.path(), Duration::from_secs(3600), 1500, |run| run == "run_a");
-        let mut left: Vec<String> = std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut left: Vec<String> =
+            std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
         assert_eq!(left.len(), 2, "{left:?}");
         assert!(left.contains(&"run_a".to_owned()));

@@ -159,12 +159,7 @@ impl ProcessExecutor {
             version: options.version,
             tasks: TaskTracker::new(),
         };
-        let state = State {
-            queue: VecDeque::new(),
-            active: HashMap::new(),
-            free: (0..options.cuda_devices).collect(),
-            closing: false,
-        };
+        let state = State { queue: VecDeque::new(), active: HashMap::new(), free: (0..options.cuda_devices).collect(), closing: false };
         Ok(Self {
             context: Arc::new(context),
             state: Arc::new(Mutex::new(state)),
@@ -260,7 +255,9 @@ impl ProcessExecutor {
         for (key, wait, need) in waiting {
             let (cause, message) = match wait {
                 Wait::Capacity => ("capacity", format!("{} runs are going on, as many as this cell takes at once", self.max_runs)),
-                Wait::Gpu => ("gpu", format!("the next run needs {} GPUs and fewer of this cell's {} are free", need.total(), self.devices)),
+                Wait::Gpu => {
+                    ("gpu", format!("the next run needs {} GPUs and fewer of this cell's {} are free", need.total(), self.devices))
+                }
             };
             let status = run::status(Phase::Waiting, cause, &message, now_ms(), None, None);
             let spool = self.context.spool.clone();
@@ -271,7 +268,11 @@ impl ProcessExecutor {
             });
         }
         for (key, need) in impossible {
-            let message = format!("the run needs {} GPUs and this machine has {}: ask for fewer, or run it on a cluster that has them", need.total(), self.devices);
+            let message = format!(
+                "the run needs {} GPUs and this machine has {}: ask for fewer, or run it on a cluster that has them",
+                need.total(),
+                self.devices
+            );
             let failure = Failure::new(FailureCode::Unschedulable, message);
             let executor = self.clone();
             self.context.tasks.spawn(async move { executor.fail(key, &failure).await });
@@ -287,7 +288,9 @@ impl ProcessExecutor {
             let ended = tokio::spawn(run::carry_out(Arc::clone(&executor.context), assignment, grant, asks)).await;
             if let Err(error) = ended {
                 tracing::error!(run = %key, %error, "a run's actor failed");
-                executor.fail(key, &Failure::new(FailureCode::Internal, "the agent failed while it carried out the run; see the agent's log")).await;
+                executor
+                    .fail(key, &Failure::new(FailureCode::Internal, "the agent failed while it carried out the run; see the agent's log"))
+                    .await;
             }
             executor.with(|state| {
                 state.active.remove(&key);
@@ -444,7 +447,9 @@ impl Executor for ProcessExecutor {
                 .collect::<Vec<_>>()
         });
         match read.await {
-            Ok(files) if files.is_empty() => no_logs(id, "not_found", format!("this cell has no logs of run {run}; they may have been deleted")),
+            Ok(files) if files.is_empty() => {
+                no_logs(id, "not_found", format!("this cell has no logs of run {run}; they may have been deleted"))
+            }
             Ok(files) => v1::LogReply { request_id: id, files, error_code: String::new(), error_message: String::new() },
             Err(error) => no_logs(id, "internal", format!("the logs could not be read: {error}")),
         }

@@ -57,7 +57,12 @@ mod tests {
         assert_eq!(after_exit(FailureCode::ModelCrashed, 5), After::GiveUp);
         assert!(matches!(after_exit(FailureCode::ProcessKilled, 24), After::Restart(_)));
         assert_eq!(after_exit(FailureCode::ProcessKilled, 25), After::GiveUp);
-        for code in [FailureCode::InvalidParams, FailureCode::InvalidEntrypoint, FailureCode::ModelStartFailed, FailureCode::EnvironmentStartTimeout] {
+        for code in [
+            FailureCode::InvalidParams,
+            FailureCode::InvalidEntrypoint,
+            FailureCode::ModelStartFailed,
+            FailureCode::EnvironmentStartTimeout,
+        ] {
             assert_eq!(after_exit(code, 1), After::GiveUp, "{}", code.as_str());
         }
         assert_eq!(after_runner_exit(RUNNER_STARTS), After::GiveUp);

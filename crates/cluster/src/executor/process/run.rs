@@ -63,9 +63,15 @@ const STOP_LIMIT: Duration = Duration::from_secs(15);
 /// What follows a commit.
 enum Then {
     Nothing,
-    Ack { stream: u64, sequence: u64 },
+    Ack {
+        stream: u64,
+        sequence: u64,
+    },
     /// The run is over.
-    Over { stream: u64, sequence: u64 },
+    Over {
+        stream: u64,
+        sequence: u64,
+    },
 }
 
 struct Batch {
@@ -179,7 +185,14 @@ pub(super) async fn record_end(context: &Context, key: RunKey, record: NewRecord
     }
 }
 
-pub(super) fn status(phase: Phase, cause: &str, message: &str, since_ms: i64, failure: Option<&Failure>, provenance: Option<&Provenance>) -> v1::RunStatus {
+pub(super) fn status(
+    phase: Phase,
+    cause: &str,
+    message: &str,
+    since_ms: i64,
+    failure: Option<&Failure>,
+    provenance: Option<&Provenance>,
+) -> v1::RunStatus {
     v1::RunStatus {
         phase: phase.into(),
         waiting_cause: cause.to_owned(),
@@ -323,7 +336,10 @@ impl Run {
     /// Reports the phase if it is another than before. `RUNNING` is never taken back.
     fn report(&mut self, phase: Phase, cause: &'static str, message: &str) {
         let before = self.reported;
-        if before == Some((phase, cause)) || self.over || before.is_some_and(|(before, _)| before == Phase::Running && phase == Phase::Waiting) {
+        if before == Some((phase, cause))
+            || self.over
+            || before.is_some_and(|(before, _)| before == Phase::Running && phase == Phase::Waiting)
+        {
             return;
         }
         self.reported = Some((phase, cause));
@@ -401,7 +417,8 @@ impl Run {
     fn episode_records(&self, episodes: Vec<v1::Episode>) -> Vec<NewRecord> {
         let key = self.key();
         // A row that was interrupted because its runner was told to stop has no outcome: it is run again, or nobody wants it.
-        let decided = |episode: &v1::Episode| !matches!(&episode.outcome, Some(v1::episode::Outcome::Errored(failure)) if is_cancelled(failure));
+        let decided =
+            |episode: &v1::Episode| !matches!(&episode.outcome, Some(v1::episode::Outcome::Errored(failure)) if is_cancelled(failure));
         episodes.into_iter().filter(decided).map(|episode| NewRecord::episode(key, episode)).collect()
     }
 
@@ -444,7 +461,8 @@ impl Run {
         let known = self.assignment.spec.bindings.iter().any(|binding| binding.index == acquire.binding);
         if !known || acquire.pods == 0 || acquire.pods > MAX_PODS || acquire.lanes_per_pod == 0 || acquire.lanes_per_pod > MAX_LANES {
             tracing::error!(run = %self.key(), ?acquire, "the runner asks for what this run does not have");
-            let message = format!("binding {} with {} processes of {} lanes can't be had", acquire.binding, acquire.pods, acquire.lanes_per_pod);
+            let message =
+                format!("binding {} with {} processes of {} lanes can't be had", acquire.binding, acquire.pods, acquire.lanes_per_pod);
             self.finish(RunEnd::Failed, Some(&Failure::new(FailureCode::Internal, message)), 0, 0);
             return;
         }
@@ -639,7 +657,8 @@ impl Run {
 
     /// Stores the results that the runner sent before it was ended.
     async fn keep_results(&mut self, results: Vec<NewRecord>) {
-        let mut records: Vec<NewRecord> = self.outbox.drain(..).filter(|batch| batch.end.is_none()).flat_map(|batch| batch.records).collect();
+        let mut records: Vec<NewRecord> =
+            self.outbox.drain(..).filter(|batch| batch.end.is_none()).flat_map(|batch| batch.records).collect();
         records.extend(results);
         if records.is_empty() {
             return;

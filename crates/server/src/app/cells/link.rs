@@ -67,7 +67,6 @@ pub fn unknown_to_agent(leased: &[Held], held: &[Held]) -> Vec<Held> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use proptest::prelude::*;
 
@@ -85,7 +84,8 @@ mod tests {
 
     #[test]
     fn another_agent_waits_until_the_first_is_gone() {
-        let refused = |seen, lost, since, now| admit("cl", "b", last(Some("a"), Some(seen), lost), since, now, 30_000).err().map(|error| error.code);
+        let refused =
+            |seen, lost, since, now| admit("cl", "b", last(Some("a"), Some(seen), lost), since, now, 30_000).err().map(|error| error.code);
         assert_eq!(refused(0, None, 0, 29_999), Some(Code::ClusterHasLiveAgent));
         assert_eq!(refused(0, None, 0, 30_000), None);
         assert_eq!(refused(0, Some(5), 0, 10), None, "its loss was noted");

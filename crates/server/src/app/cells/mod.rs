@@ -64,11 +64,9 @@ impl Ending {
                 "the cluster's registration was archived and its credentials are revoked; connect it again as a new cluster",
                 0,
             ),
-            Self::CredentialRetired => (
-                Code::Unauthenticated,
-                "the control credential of this session was replaced and its overlap has ended; use the new one",
-                0,
-            ),
+            Self::CredentialRetired => {
+                (Code::Unauthenticated, "the control credential of this session was replaced and its overlap has ended; use the new one", 0)
+            }
             Self::Silent => (Code::DeadlineExceeded, "nothing was heard from this agent for too long; connect again", 0),
             Self::Slow => (Code::Unavailable, "this agent reads too slowly to be told of its runs; connect again", 1000),
             Self::Shutdown => (Code::Unavailable, "the control plane is restarting; connect again", 1000),
@@ -130,6 +128,7 @@ pub struct Cells {
     work: Notify,
     /// Since when this process has listened to agents.
     listening_since: AtomicI64,
+    downtime_ms: AtomicI64,
     closing: AtomicBool,
 }
 
@@ -191,7 +190,14 @@ impl Cells {
         self.listening_since() > 0
     }
 
-    fn listen_from(&self, now_ms: i64) {
+    /// How long the control plane was down before this process.
+    #[must_use]
+    pub fn downtime_ms(&self) -> i64 {
+        self.downtime_ms.load(Ordering::Relaxed)
+    }
+
+    fn listen_from(&self, now_ms: i64, downtime_ms: i64) {
+        self.downtime_ms.store(downtime_ms, Ordering::Relaxed);
         self.listening_since.store(now_ms, Ordering::Relaxed);
         self.wake();
     }
@@ -302,7 +308,6 @@ impl Cells {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     fn live(cluster: ClusterId, session_generation: u64) -> (Arc<Live>, mpsc::Receiver<Outbound>) {

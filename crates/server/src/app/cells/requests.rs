@@ -96,7 +96,12 @@ fn disconnected(cluster: ClusterId) -> Error {
 }
 
 impl Cells {
-    async fn ask(&self, cluster: ClusterId, deadline: Duration, message: impl FnOnce(String) -> server_message::Message) -> Result<Reply, Error> {
+    async fn ask(
+        &self,
+        cluster: ClusterId,
+        deadline: Duration,
+        message: impl FnOnce(String) -> server_message::Message,
+    ) -> Result<Reply, Error> {
         let until = Instant::now() + deadline;
         let live: Arc<Live> = self.get(cluster).ok_or_else(|| disconnected(cluster))?;
         let id = Uuid::now_v7().to_string();
@@ -150,8 +155,7 @@ impl Cells {
             Definition::Model(_) => "model",
             Definition::Environment(_) => "environment",
         };
-        let question =
-            |request_id| server_message::Message::Describe(v1::Describe { request_id, kind: kind.to_owned(), definition_json });
+        let question = |request_id| server_message::Message::Describe(v1::Describe { request_id, kind: kind.to_owned(), definition_json });
         match self.ask(cluster, deadline, question).await? {
             Reply::Describe(v1::DescribeReply { failure: Some(failure), .. }) => Ok(Described::Failed(Failure::from(&failure))),
             Reply::Describe(reply) => serde_json::from_str(&reply.document_json).map(Described::Document).map_err(|error| {

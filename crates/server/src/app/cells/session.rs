@@ -71,7 +71,9 @@ where
     let ended = session.run(&state, &hello, &mut inbound).await;
     state.cells.leave(&session.live);
     match ended {
-        End::ByAgent(reason) => tracing::info!(cluster = %agent.cluster, generation = session.live.session_generation, reason, "an agent's session ended"),
+        End::ByAgent(reason) => {
+            tracing::info!(cluster = %agent.cluster, generation = session.live.session_generation, reason, "an agent's session ended")
+        }
         End::ByUs(ending) => {
             tracing::info!(cluster = %agent.cluster, generation = session.live.session_generation, ?ending, "an agent's session was ended");
             let goodbye = server_message::Message::Goodbye(ending.goodbye());

@@ -66,7 +66,7 @@ async fn begin(state: &AppState) -> Result<(), StoreError> {
     }
     write.set_meta(ALIVE, &now_ms.to_string()).await?;
     write.commit().await?;
-    state.cells.listen_from(now_ms);
+    state.cells.listen_from(now_ms, downtime_ms);
     Ok(())
 }
 

@@ -16,7 +16,9 @@ pub fn install(config: &Config, token: &str, connected_before: bool) -> String {
     let chart = format!("oci://{}/rlmesh/charts/rlmesh-runtime", config.registry_host);
     let hosts = hosts(config);
     if connected_before {
-        format!("helm upgrade --install rlmesh {chart} \\\n  --version {version} -n rlmesh-system --create-namespace --reuse-values{hosts} --set joinToken={token}")
+        format!(
+            "helm upgrade --install rlmesh {chart} \\\n  --version {version} -n rlmesh-system --create-namespace --reuse-values{hosts} --set joinToken={token}"
+        )
     } else {
         format!("helm install rlmesh {chart} \\\n  --version {version} -n rlmesh-system --create-namespace{hosts} --set joinToken={token}")
     }
@@ -64,7 +66,12 @@ mod tests {
     #[test]
     fn a_known_cluster_keeps_its_values_and_other_hosts_are_named() {
         let command = install(&config("https://api.example:8443", "registry.example"), "rlm_jt_x", true);
-        for part in ["helm upgrade --install rlmesh ", "--reuse-values", "--set platform.apiHost=api.example:8443", "--set platform.registryHost=registry.example"] {
+        for part in [
+            "helm upgrade --install rlmesh ",
+            "--reuse-values",
+            "--set platform.apiHost=api.example:8443",
+            "--set platform.registryHost=registry.example",
+        ] {
             assert!(command.contains(part), "{command}");
         }
     }

@@ -29,7 +29,13 @@ pub fn message(state: &AppState, purpose: Purpose, id: CredentialId) -> v1::Cred
 }
 
 /// Makes a new credential in the caller's transaction.
-pub(super) async fn make(state: &AppState, write: &mut Write, cluster: ClusterId, purpose: Purpose, now_ms: i64) -> Result<CredentialId, StoreError> {
+pub(super) async fn make(
+    state: &AppState,
+    write: &mut Write,
+    cluster: ClusterId,
+    purpose: Purpose,
+    now_ms: i64,
+) -> Result<CredentialId, StoreError> {
     let id = CredentialId::generate();
     write.insert_credential(cluster, purpose, id, &secret(state, purpose, id).hash(), now_ms).await?;
     Ok(id)
@@ -71,11 +77,9 @@ pub async fn authenticate(state: &AppState, bearer: Option<&str>) -> Result<Agen
     if secret.kind() != SecretKind::ControlCredential {
         return Err(refused(format!("a session needs a control credential (rlm_cc_...), not {secret:?}")));
     }
-    let presented = state
-        .store
-        .presented_credential(&secret.hash())
-        .await?
-        .ok_or_else(|| refused("this control credential is not known here; check the platform's address, or issue a new install command"))?;
+    let presented = state.store.presented_credential(&secret.hash()).await?.ok_or_else(|| {
+        refused("this control credential is not known here; check the platform's address, or issue a new install command")
+    })?;
     judge(&presented.credential, &presented.cluster_name, presented.cluster_archived, state.clock.now_ms())?;
     Ok(Agent {
         cluster: presented.credential.cluster,

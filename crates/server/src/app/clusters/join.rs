@@ -149,11 +149,8 @@ pub async fn join(state: &AppState, bearer: Option<&str>, request: &Request, rem
             }
             write.use_join_token(token.id, &request.nonce, &exchange, now_ms).await?;
             write.note_join(id, uid, &request.versions).await?;
-            let actor = Actor {
-                organization_id: cluster.organization,
-                name: format!("cluster:{id}"),
-                remote_address: remote_address.to_owned(),
-            };
+            let actor =
+                Actor { organization_id: cluster.organization, name: format!("cluster:{id}"), remote_address: remote_address.to_owned() };
             let purposes: Vec<&str> = exchange.keys().map(|purpose| purpose.as_str()).collect();
             let details = json!({"token": token.id.to_string(), "purposes": purposes, "kubeSystemUid": uid});
             audit::record(&mut write, now_ms, &actor, "cluster.join", &id.to_string(), details).await?;
@@ -188,7 +185,6 @@ fn docker_config(registry_host: &str, cluster: ClusterId, pull: &Secret) -> Stri
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use proptest::prelude::*;
     use rlm_core::ids::{CredentialId, JoinTokenId, OrganizationId};
 
@@ -246,7 +242,9 @@ mod tests {
     fn a_token_is_for_its_own_cluster() {
         let mut cluster = super::super::new_row(OrganizationId::generate(), "lab", "user", 0);
         let other = (ClusterId::generate(), "prod".to_owned());
-        let code = |cluster: &ClusterRow, uid: &str, elsewhere, connected| judge_place(cluster, uid, elsewhere, connected).err().map(|error| error.code);
+        let code = |cluster: &ClusterRow, uid: &str, elsewhere, connected| {
+            judge_place(cluster, uid, elsewhere, connected).err().map(|error| error.code)
+        };
         assert_eq!(code(&cluster, "u1", None, false), None);
         assert_eq!(code(&cluster, "u1", Some(&other), false), Some(Code::TokenOtherCluster));
         let itself = (cluster.id, String::new());

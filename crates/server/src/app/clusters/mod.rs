@@ -33,7 +33,10 @@ pub(crate) fn moment(unix_ms: i64) -> chrono::DateTime<chrono::Utc> {
 
 fn unknown(id: &str) -> Error {
     let id: String = id.chars().take(64).collect();
-    Error::new(Code::NotFound, format!("there is no cluster '{id}' in this organization; `rlmesh clusters list` shows those that there are"))
+    Error::new(
+        Code::NotFound,
+        format!("there is no cluster '{id}' in this organization; `rlmesh clusters list` shows those that there are"),
+    )
 }
 
 fn refuse_archived(cluster: &ClusterRow) -> Result<(), Error> {
@@ -231,7 +234,8 @@ pub async fn archive(state: &AppState, caller: &Caller, id: &str) -> Result<rest
         write.revoke_everything(cluster.id, now_ms).await?;
         let name = format!("{} (archived {})", cluster.name, cluster.id);
         write.archive_cluster(cluster.id, &name, now_ms).await?;
-        audit::record(&mut write, now_ms, &caller.actor(), "cluster.archive", &cluster.id.to_string(), json!({"name": cluster.name})).await?;
+        audit::record(&mut write, now_ms, &caller.actor(), "cluster.archive", &cluster.id.to_string(), json!({"name": cluster.name}))
+            .await?;
         write.commit().await?;
     } else {
         drop(write);

@@ -26,7 +26,13 @@ const LONGEST_TAG: usize = 128;
 const KEPT_MS: i64 = 7 * 24 * 3_600_000;
 
 /// Renames, and replaces tags; what is None stays.
-pub async fn change(state: &AppState, caller: &Caller, id: &str, name: Option<String>, tags: Option<BTreeMap<String, String>>) -> Result<EvaluationSummary, Error> {
+pub async fn change(
+    state: &AppState,
+    caller: &Caller,
+    id: &str,
+    name: Option<String>,
+    tags: Option<BTreeMap<String, String>>,
+) -> Result<EvaluationSummary, Error> {
     let head = find(state, caller, id).await?;
     let mut problems = Vec::new();
     if let Some(name) = &name
@@ -41,11 +47,17 @@ pub async fn change(state: &AppState, caller: &Caller, id: &str, name: Option<St
         for (key, value) in tags {
             if key.is_empty() || key.len() > LONGEST_TAG || key.contains(':') || key.chars().any(char::is_control) {
                 let shown: String = key.chars().take(40).collect();
-                problems.push(Problem::new(format!("tags.{shown}"), format!("a tag's name has 1 to {LONGEST_TAG} bytes, without `:` and control characters")));
+                problems.push(Problem::new(
+                    format!("tags.{shown}"),
+                    format!("a tag's name has 1 to {LONGEST_TAG} bytes, without `:` and control characters"),
+                ));
             }
             if value.len() > LONGEST_TAG || value.chars().any(char::is_control) {
                 let shown: String = key.chars().take(40).collect();
-                problems.push(Problem::new(format!("tags.{shown}"), format!("a tag's value has at most {LONGEST_TAG} bytes, none of them a control character")));
+                problems.push(Problem::new(
+                    format!("tags.{shown}"),
+                    format!("a tag's value has at most {LONGEST_TAG} bytes, none of them a control character"),
+                ));
             }
         }
     }
@@ -60,7 +72,8 @@ pub async fn change(state: &AppState, caller: &Caller, id: &str, name: Option<St
     if let Some(tags) = &tags {
         write.set_tags(head.id, tags).await?;
     }
-    audit::record(&mut write, now_ms, &caller.actor(), "evaluation.change", &head.id.to_string(), json!({"name": name, "tags": tags})).await?;
+    audit::record(&mut write, now_ms, &caller.actor(), "evaluation.change", &head.id.to_string(), json!({"name": name, "tags": tags}))
+        .await?;
     write.commit().await?;
     state.events.publish(head.id);
     read::summary(state, &find(state, caller, id).await?).await
@@ -86,7 +99,15 @@ pub async fn cancel(state: &AppState, caller: &Caller, id: &str) -> Result<Evalu
         EvaluationStatus::Queued | EvaluationStatus::Running => {
             evaluation.cancel_requested_at = Some(now_ms);
             ingest::settle_locked(&mut write, &mut evaluation, 0.0, now_ms).await?;
-            audit::record(&mut write, now_ms, &caller.actor(), "evaluation.cancel", &head.id.to_string(), json!({"queuedRunsEnded": ended})).await?;
+            audit::record(
+                &mut write,
+                now_ms,
+                &caller.actor(),
+                "evaluation.cancel",
+                &head.id.to_string(),
+                json!({"queuedRunsEnded": ended}),
+            )
+            .await?;
             write.commit().await?;
             state.events.publish(head.id);
             state.cells.wake();
@@ -111,7 +132,8 @@ fn select(segments: &[Segment], numbers: &[u64]) -> Vec<Segment> {
             at += 1;
         }
         let first = segments.partition_point(|segment| segment.end() <= from);
-        selected.extend(segments.iter().skip(first).take_while(|segment| segment.first_row < to).filter_map(|segment| segment.slice(from, to)));
+        selected
+            .extend(segments.iter().skip(first).take_while(|segment| segment.first_row < to).filter_map(|segment| segment.slice(from, to)));
     }
     selected
 }
@@ -176,10 +198,14 @@ pub async fn extend(state: &AppState, caller: &Caller, id: &str, episodes: u64) 
         .filter_map(|(index, task)| {
             let path = format!("tasks[{index}]");
             if task.seeds.is_some() {
-                return Some(Problem::new(path, format!("{} has explicit seeds, so it is not known which seeds further episodes should have", task.task_id)));
+                return Some(Problem::new(
+                    path,
+                    format!("{} has explicit seeds, so it is not known which seeds further episodes should have", task.task_id),
+                ));
             }
-            (task.seed + task.episodes + episodes > SEED_LIMIT)
-                .then(|| Problem::new(path, format!("{} would reach seeds of 2^32 and above, which many environments refuse", task.task_id)))
+            (task.seed + task.episodes + episodes > SEED_LIMIT).then(|| {
+                Problem::new(path, format!("{} would reach seeds of 2^32 and above, which many environments refuse", task.task_id))
+            })
         })
         .collect();
     if !problems.is_empty() {
@@ -207,7 +233,15 @@ pub async fn extend(state: &AppState, caller: &Caller, id: &str, episodes: u64) 
     read::summary(state, &find(state, caller, id).await?).await
 }
 
-async fn finish(state: &AppState, mut write: Write, caller: &Caller, id: EvaluationId, action: &str, details: Value, now_ms: i64) -> Result<(), Error> {
+async fn finish(
+    state: &AppState,
+    mut write: Write,
+    caller: &Caller,
+    id: EvaluationId,
+    action: &str,
+    details: Value,
+    now_ms: i64,
+) -> Result<(), Error> {
     audit::record(&mut write, now_ms, &caller.actor(), action, &id.to_string(), details).await?;
     write.commit().await?;
     state.events.publish(id);
@@ -271,13 +305,18 @@ pub async fn delete(state: &AppState, caller: &Caller, id: &str) -> Result<(), E
     let mut write = state.store.write().await?;
     let evaluation = write.lock_evaluation(head.id).await?.ok_or_else(|| gone(&head))?;
     if !evaluation.status.is_terminal() {
-        return Err(Error::new(
-            Code::Conflict,
-            format!("{} is {}; cancel it first, then delete it", head.id, evaluation.status.as_str()),
-        ));
+        return Err(Error::new(Code::Conflict, format!("{} is {}; cancel it first, then delete it", head.id, evaluation.status.as_str())));
     }
     write.delete_evaluation(head.id, now_ms).await?;
-    audit::record(&mut write, now_ms, &caller.actor(), "evaluation.delete", &head.id.to_string(), json!({"name": head.name, "rows": head.rows_total})).await?;
+    audit::record(
+        &mut write,
+        now_ms,
+        &caller.actor(),
+        "evaluation.delete",
+        &head.id.to_string(),
+        json!({"name": head.name, "rows": head.rows_total}),
+    )
+    .await?;
     write.commit().await?;
     state.events.publish(head.id);
     Ok(())
@@ -314,7 +353,8 @@ mod tests {
 
     #[test]
     fn rows_are_selected_as_blocks() {
-        let segment = |first_row, model| Segment { first_row, count: 10, model, task: 0, first_trial: 0, seed: 100, seeds: None, trial_index: 0 };
+        let segment =
+            |first_row, model| Segment { first_row, count: 10, model, task: 0, first_trial: 0, seed: 100, seeds: None, trial_index: 0 };
         let segments = [segment(0, 0), segment(10, 1)];
         let selected = select(&segments, &[1, 2, 9, 10, 11, 19]);
         let shape: Vec<(u64, u64, u32, u64)> = selected.iter().map(|part| (part.first_row, part.count, part.model, part.seed)).collect();

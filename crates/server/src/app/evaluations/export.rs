@@ -323,7 +323,8 @@ mod tests {
         let item = RowWithOutcome { row, outcome: None };
         let line = serde_json::to_value(Line::new(&labels, &item)).unwrap_or_default();
         let names: std::collections::BTreeSet<&str> = CSV_HEADER.trim_end().split(',').collect();
-        let fields: std::collections::BTreeSet<&str> = line.as_object().map(|fields| fields.keys().map(String::as_str).collect()).unwrap_or_default();
+        let fields: std::collections::BTreeSet<&str> =
+            line.as_object().map(|fields| fields.keys().map(String::as_str).collect()).unwrap_or_default();
         assert_eq!(names, fields);
     }
 }

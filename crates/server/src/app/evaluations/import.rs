@@ -85,11 +85,13 @@ struct Plan {
 }
 
 pub async fn import(state: &AppState, caller: &Caller, name: Option<String>, file: Value) -> Result<Created, Error> {
-    let parsed: ResultFile = serde_json::from_value(file.clone()).map_err(|error| {
-        Error::invalid(vec![Problem::new("", format!("this is not a {SCHEMA} result file: {error}"))])
-    })?;
+    let parsed: ResultFile = serde_json::from_value(file.clone())
+        .map_err(|error| Error::invalid(vec![Problem::new("", format!("this is not a {SCHEMA} result file: {error}"))]))?;
     if parsed.schema != SCHEMA {
-        return Err(Error::invalid(vec![Problem::new("schema", format!("is '{}'; only {SCHEMA} can be imported", parsed.schema.chars().take(60).collect::<String>()))]));
+        return Err(Error::invalid(vec![Problem::new(
+            "schema",
+            format!("is '{}'; only {SCHEMA} can be imported", parsed.schema.chars().take(60).collect::<String>()),
+        )]));
     }
     let problems = check(&parsed);
     if !problems.is_empty() {
@@ -101,7 +103,11 @@ pub async fn import(state: &AppState, caller: &Caller, name: Option<String>, fil
         return Ok(created);
     }
     let now_ms = state.clock.now_ms();
-    let recorded = parsed.recorded_at.as_deref().and_then(|text| chrono::DateTime::parse_from_rfc3339(text).ok()).map_or(now_ms, |time| time.timestamp_millis());
+    let recorded = parsed
+        .recorded_at
+        .as_deref()
+        .and_then(|text| chrono::DateTime::parse_from_rfc3339(text).ok())
+        .map_or(now_ms, |time| time.timestamp_millis());
     let id = EvaluationId::generate();
     let plan = plan(parsed, name, recorded)?;
     let mut write = state.store.write().await?;
@@ -137,7 +143,15 @@ pub async fn import(state: &AppState, caller: &Caller, name: Option<String>, fil
         evaluation.finished_at = Some(plan.last_end);
         write.save_evaluation(&evaluation).await?;
     }
-    audit::record(&mut write, now_ms, &caller.actor(), "evaluation.import", &id.to_string(), json!({"name": plan.spec.name, "rows": total})).await?;
+    audit::record(
+        &mut write,
+        now_ms,
+        &caller.actor(),
+        "evaluation.import",
+        &id.to_string(),
+        json!({"name": plan.spec.name, "rows": total}),
+    )
+    .await?;
     write.commit().await?;
     state.events.publish(id);
     Ok(Created { answer: answer(state, id, EvaluationStatus::Completed, plan.warnings), fresh: true })
@@ -148,7 +162,8 @@ fn check(file: &ResultFile) -> Vec<Problem> {
     if file.result_set_id.is_empty() || file.result_set_id.len() > 100 {
         problems.push(Problem::new("resultSetId", "must have 1 to 100 characters"));
     }
-    let total: usize = file.workloads.iter().map(|workload| workload.episodes.iter().filter(|episode| episode.included_in_metrics).count()).sum();
+    let total: usize =
+        file.workloads.iter().map(|workload| workload.episodes.iter().filter(|episode| episode.included_in_metrics).count()).sum();
     if total == 0 {
         problems.push(Problem::new("workloads", "hold no episode that counts"));
     }
@@ -172,7 +187,10 @@ fn check(file: &ResultFile) -> Vec<Problem> {
                 problems.push(Problem::new(format!("{path}.seed"), "must not be negative"));
             }
             if !seen.insert(episode.index) {
-                problems.push(Problem::new(format!("{path}.index"), format!("{} is the index of another episode of this workload too", episode.index)));
+                problems.push(Problem::new(
+                    format!("{path}.index"),
+                    format!("{} is the index of another episode of this workload too", episode.index),
+                ));
             }
         }
         if problems.len() > 100 {

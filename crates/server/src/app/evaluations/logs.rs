@@ -34,10 +34,12 @@ pub async fn logs(
         }
         None => {
             let found = runs.into_iter().filter(|run| run.cluster.is_some()).max_by_key(|run| run.leased_at);
-            found.ok_or_else(|| Error::new(Code::Conflict, format!("no cluster has taken a run of {} yet, so there are no logs", head.id)))?
+            found
+                .ok_or_else(|| Error::new(Code::Conflict, format!("no cluster has taken a run of {} yet, so there are no logs", head.id)))?
         }
     };
-    let cluster = found.cluster.ok_or_else(|| Error::new(Code::Conflict, format!("no cluster holds {}, so there are no logs of it", found.id)))?;
+    let cluster =
+        found.cluster.ok_or_else(|| Error::new(Code::Conflict, format!("no cluster holds {}, so there are no logs of it", found.id)))?;
     let files = state.cells.logs(cluster, found.id, component, tail_lines, DEADLINE).await?;
     Ok((found.id, cluster, files))
 }

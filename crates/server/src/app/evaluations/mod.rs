@@ -84,7 +84,14 @@ pub(crate) async fn labels(state: &AppState, id: EvaluationId) -> Result<Labels,
 }
 
 /// Runs for these segments of an evaluation.
-pub(crate) fn new_runs(spec: &EvaluationSpec, segments: &[Segment], id: EvaluationId, caller: &Caller, generation: u64, now_ms: i64) -> Vec<NewRun> {
+pub(crate) fn new_runs(
+    spec: &EvaluationSpec,
+    segments: &[Segment],
+    id: EvaluationId,
+    caller: &Caller,
+    generation: u64,
+    now_ms: i64,
+) -> Vec<NewRun> {
     rlm_core::rows::runs(spec, segments)
         .into_iter()
         .filter_map(|RunRows { model, env, segments }| {

@@ -29,7 +29,8 @@ const SHOWN_FAILURES: u32 = 20;
 
 /// Newest first; the cursor is the last one's id.
 pub async fn list(state: &AppState, caller: &Caller, filter: &EvaluationFilter) -> Result<Page<EvaluationSummary>, Error> {
-    let mut heads = state.store.evaluations(caller.organization_id, &EvaluationFilter { limit: filter.limit + 1, ..filter.clone() }).await?;
+    let mut heads =
+        state.store.evaluations(caller.organization_id, &EvaluationFilter { limit: filter.limit + 1, ..filter.clone() }).await?;
     let more = heads.len() > filter.limit as usize;
     heads.truncate(filter.limit as usize);
     let next_cursor = heads.last().filter(|_| more).map(|last| last.id.to_string());
@@ -98,10 +99,18 @@ fn waits_for(run: &RunHead, pinned: Option<ClusterId>, clusters: &[ClusterCondit
     let eligible: Vec<_> = clusters.iter().filter(|cluster| pinned.is_none_or(|pinned| pinned == cluster.id)).collect();
     let connected: Vec<_> = eligible.iter().filter(|cluster| cluster.connected).collect();
     match (pinned, eligible.is_empty(), connected.is_empty()) {
-        (Some(cluster), true, _) => because("noCluster", format!("the cluster {cluster} was archived; cancel this evaluation, or clone it to another cluster")),
-        (Some(cluster), false, true) => because("clusterDisconnected", format!("no agent of the cluster {cluster} is connected; see `rlmesh clusters get {cluster}`")),
-        (None, true, _) => because("noCluster", "no cluster is connected; run `rlmesh up`, or connect one with `rlmesh clusters join-command`".to_owned()),
-        (None, false, true) => because("noCluster", "none of the organization's clusters is connected; see `rlmesh clusters list`".to_owned()),
+        (Some(cluster), true, _) => {
+            because("noCluster", format!("the cluster {cluster} was archived; cancel this evaluation, or clone it to another cluster"))
+        }
+        (Some(cluster), false, true) => {
+            because("clusterDisconnected", format!("no agent of the cluster {cluster} is connected; see `rlmesh clusters get {cluster}`"))
+        }
+        (None, true, _) => {
+            because("noCluster", "no cluster is connected; run `rlmesh up`, or connect one with `rlmesh clusters join-command`".to_owned())
+        }
+        (None, false, true) => {
+            because("noCluster", "none of the organization's clusters is connected; see `rlmesh clusters list`".to_owned())
+        }
         (_, false, false) if connected.iter().all(|cluster| cluster.draining) => {
             because("clusterDraining", "every cluster that could take it is draining and takes no new runs; resume one of them".to_owned())
         }
@@ -229,7 +238,8 @@ impl Gpus {
 
 pub async fn metrics(state: &AppState, caller: &Caller, id: &str) -> Result<Metrics, Error> {
     let head = find(state, caller, id).await?;
-    let gpus: Gpus = state.store.spec_as(head.id).await?.ok_or_else(|| Error::new(Code::NotFound, format!("the evaluation {} was deleted", head.id)))?;
+    let gpus: Gpus =
+        state.store.spec_as(head.id).await?.ok_or_else(|| Error::new(Code::NotFound, format!("the evaluation {} was deleted", head.id)))?;
     let now_ms = state.clock.now_ms();
     let (queued_seconds, active_seconds) = clocks(&head, now_ms);
     let mut all = RunMetrics::default();
@@ -326,7 +336,11 @@ pub struct RowQuery {
 pub async fn rows_page(state: &AppState, caller: &Caller, id: &str, query: &RowQuery) -> Result<Page<RowResult>, Error> {
     let head = find(state, caller, id).await?;
     let labels = labels(state, head.id).await?;
-    let filter = RowFilter { outcome: query.outcome, model: model_position(&labels, query.model.as_deref())?, task: task_position(&labels, query.task.as_deref())? };
+    let filter = RowFilter {
+        outcome: query.outcome,
+        model: model_position(&labels, query.model.as_deref())?,
+        task: task_position(&labels, query.task.as_deref())?,
+    };
     let mut reader = RowReader::new(state.store.clone(), head.id, head.rows_total, query.from, filter);
     let items = reader.next(query.limit).await?;
     let kept: HashMap<u64, u64> = match (items.first(), items.last()) {
@@ -334,7 +348,13 @@ pub async fn rows_page(state: &AppState, caller: &Caller, id: &str, query: &RowQ
         _ => HashMap::new(),
     };
     Ok(Page {
-        items: items.into_iter().map(|item| { let kept = kept.get(&item.row.row).copied().unwrap_or(0); result(&labels, item, kept) }).collect(),
+        items: items
+            .into_iter()
+            .map(|item| {
+                let kept = kept.get(&item.row.row).copied().unwrap_or(0);
+                result(&labels, item, kept)
+            })
+            .collect(),
         next_cursor: reader.position().map(|row| row.to_string()),
     })
 }
@@ -343,14 +363,18 @@ fn model_position(labels: &Labels, model: Option<&str>) -> Result<Option<u32>, E
     let Some(model) = model else { return Ok(None) };
     let position = (0..).zip(&labels.models).find(|(_, label)| label.id == model).map(|(at, _)| at);
     let known = || labels.models.iter().take(20).map(|label| label.id.as_str()).collect::<Vec<_>>().join(", ");
-    position.map(Some).ok_or_else(|| Error::new(Code::BadRequest, format!("the parameter 'model' names none of the evaluation's models: {}", known())))
+    position
+        .map(Some)
+        .ok_or_else(|| Error::new(Code::BadRequest, format!("the parameter 'model' names none of the evaluation's models: {}", known())))
 }
 
 fn task_position(labels: &Labels, task: Option<&str>) -> Result<Option<u32>, Error> {
     let Some(task) = task else { return Ok(None) };
     let matches: Vec<u32> = (0..)
         .zip(&labels.tasks)
-        .filter(|(_, label)| label.task_id == task || task.strip_prefix(label.env.as_str()).and_then(|rest| rest.strip_prefix(':')) == Some(&label.task_id))
+        .filter(|(_, label)| {
+            label.task_id == task || task.strip_prefix(label.env.as_str()).and_then(|rest| rest.strip_prefix(':')) == Some(&label.task_id)
+        })
         .map(|(at, _)| at)
         .collect();
     match matches.as_slice() {
@@ -414,15 +438,13 @@ pub async fn row_detail(state: &AppState, caller: &Caller, id: &str, row: u64) -
 pub(super) async fn one_row(state: &AppState, head: &EvaluationHead, row: u64) -> Result<super::rows::RowWithOutcome, Error> {
     let mut reader = RowReader::new(state.store.clone(), head.id, head.rows_total, row, RowFilter::default());
     let mut items = if row < head.rows_total { reader.next(1).await? } else { Vec::new() };
-    items
-        .pop()
-        .filter(|item| item.row.row == row)
-        .ok_or_else(|| Error::new(Code::NotFound, format!("{} has no row {row}; its rows are 0 to {}", head.id, head.rows_total.saturating_sub(1))))
+    items.pop().filter(|item| item.row.row == row).ok_or_else(|| {
+        Error::new(Code::NotFound, format!("{} has no row {row}; its rows are 0 to {}", head.id, head.rows_total.saturating_sub(1)))
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use rlm_core::ids::{EvaluationId, OrganizationId, RunId};
 
@@ -452,8 +474,10 @@ mod tests {
     fn each_reason_to_wait_has_its_cause() {
         let (one, two) = (ClusterId::generate(), ClusterId::generate());
         let cause = |pinned, clusters: &[(ClusterId, bool, bool)]| {
-            let clusters: Vec<ClusterCondition> =
-                clusters.iter().map(|&(id, connected, draining)| ClusterCondition { id, connected, draining, runs_processes: true }).collect();
+            let clusters: Vec<ClusterCondition> = clusters
+                .iter()
+                .map(|&(id, connected, draining)| ClusterCondition { id, connected, draining, runs_processes: true })
+                .collect();
             waits_for(&queued(), pinned, &clusters).unwrap().cause
         };
         assert_eq!(cause(None, &[]), "noCluster");
@@ -475,7 +499,17 @@ mod tests {
 
     #[test]
     fn metrics_of_generations_add_up() {
-        let series = |count, avg, p95| MetricSeries { op: "env.step".into(), component: "env".into(), metric: "rpc.total".into(), unit: "ms".into(), count, avg, p50: 1.0, p95, p99: p95 };
+        let series = |count, avg, p95| MetricSeries {
+            op: "env.step".into(),
+            component: "env".into(),
+            metric: "rpc.total".into(),
+            unit: "ms".into(),
+            count,
+            avg,
+            p50: 1.0,
+            p95,
+            p99: p95,
+        };
         let one = RunMetrics { active_ms: 1_000, episodes: 2, env_steps: 100, series: vec![series(10, 1.0, 3.0)], ..RunMetrics::default() };
         let two = RunMetrics { active_ms: 3_000, episodes: 4, env_steps: 300, series: vec![series(30, 5.0, 2.0)], ..RunMetrics::default() };
         let all = over_generations(&BTreeMap::from([(1, one), (2, two)]));

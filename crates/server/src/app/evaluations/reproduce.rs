@@ -43,13 +43,15 @@ pub struct Reproduction {
 pub async fn reproduction(state: &AppState, caller: &Caller, id: &str, number: u64) -> Result<Reproduction, Error> {
     let head = find(state, caller, id).await?;
     let item = one_row(state, &head, number).await?;
-    let spec: EvaluationSpec = state.store.spec_as(head.id).await?.ok_or_else(|| Error::new(Code::NotFound, format!("the evaluation {} was deleted", head.id)))?;
+    let spec: EvaluationSpec =
+        state.store.spec_as(head.id).await?.ok_or_else(|| Error::new(Code::NotFound, format!("the evaluation {} was deleted", head.id)))?;
     let provenance = match &item.outcome {
         Some(outcome) => state.store.run(outcome.run).await?.and_then(|run| run.head.provenance),
         None => None,
     };
-    describe(&spec, item.row, provenance.as_ref())
-        .ok_or_else(|| Error::new(Code::Conflict, format!("row {number} of {} can't be run: its model or environment is known by name only", head.id)))
+    describe(&spec, item.row, provenance.as_ref()).ok_or_else(|| {
+        Error::new(Code::Conflict, format!("row {number} of {} can't be run: its model or environment is known by name only", head.id))
+    })
 }
 
 fn describe(spec: &EvaluationSpec, row: Row, provenance: Option<&Provenance>) -> Option<Reproduction> {
@@ -156,8 +158,12 @@ struct Served {
 
 fn serve(side: Side<'_>, params: &Params) -> Option<Served> {
     let (image, entrypoint, python, python_path, address, env, secrets, port, flag) = match side {
-        Side::Model(one) => (&one.image, &one.entrypoint, &one.python, &one.python_path, &one.address, &one.env, &one.secret_env, MODEL_ADDRESS, ""),
-        Side::Environment(one) => (&one.image, &one.entrypoint, &one.python, &one.python_path, &one.address, &one.env, &one.secret_env, ENV_ADDRESS, "--env "),
+        Side::Model(one) => {
+            (&one.image, &one.entrypoint, &one.python, &one.python_path, &one.address, &one.env, &one.secret_env, MODEL_ADDRESS, "")
+        }
+        Side::Environment(one) => {
+            (&one.image, &one.entrypoint, &one.python, &one.python_path, &one.address, &one.env, &one.secret_env, ENV_ADDRESS, "--env ")
+        }
     };
     if let Some(address) = address {
         return Some(Served { command: None, address: address.clone() });
@@ -172,13 +178,19 @@ fn serve(side: Side<'_>, params: &Params) -> Option<Served> {
         }
         let variables = variables.iter().map(|(name, value)| format!("{name}={}", shell_text(value))).collect::<Vec<_>>().join(" ");
         let python = shell_text(python.as_deref().unwrap_or("python3"));
-        return Some(Served { command: Some(format!("{variables} {python} -m rlmesh.serve {flag}{}", shell_text(entrypoint))), address: port.to_owned() });
+        return Some(Served {
+            command: Some(format!("{variables} {python} -m rlmesh.serve {flag}{}", shell_text(entrypoint))),
+            address: port.to_owned(),
+        });
     }
     let image = image.as_ref()?;
     variables.push(("RLMESH_ADDRESS", "0.0.0.0:50051".to_owned()));
     let mut options: Vec<String> = variables.iter().map(|(name, value)| format!("-e {}", shell_text(&format!("{name}={value}")))).collect();
     options.extend(secrets.keys().map(|name| format!("-e {}", shell_text(name))));
-    Some(Served { command: Some(format!("docker run --rm -p {port}:50051 {} {}", options.join(" "), shell_text(image))), address: port.to_owned() })
+    Some(Served {
+        command: Some(format!("docker run --rm -p {port}:50051 {} {}", options.join(" "), shell_text(image))),
+        address: port.to_owned(),
+    })
 }
 
 /// An open port means that the model or environment is constructed.
@@ -259,7 +271,9 @@ mod tests {
 
     #[test]
     fn a_tag_gives_way_to_the_digest() {
-        for (image, pinned) in [("reg:5000/a/b:v1", "reg:5000/a/b@sha256:1"), ("reg:5000/a/b", "reg:5000/a/b@sha256:1"), ("b@sha256:0", "b@sha256:0")] {
+        for (image, pinned) in
+            [("reg:5000/a/b:v1", "reg:5000/a/b@sha256:1"), ("reg:5000/a/b", "reg:5000/a/b@sha256:1"), ("b@sha256:0", "b@sha256:0")]
+        {
             let mut name = Some(image.to_owned());
             pin(&mut name, Some("sha256:1"));
             assert_eq!(name.as_deref(), Some(pinned));

@@ -16,6 +16,8 @@ use crate::store::{Store, StoreError};
 const SEGMENTS: u32 = 512;
 /// Row numbers that one query may reach across.
 const WINDOW: u64 = 20_000;
+/// Row numbers that are passed over at once where none is pending.
+const SKIPPED: u64 = 100_000;
 
 /// What a page is narrowed to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -78,6 +80,14 @@ impl RowReader {
             return Ok(());
         };
         let pending_only = self.filter.outcome == Some(Kind::Pending);
+        if pending_only {
+            // Rows are numbered without gaps: a stretch with as many outcomes as rows has no pending one.
+            let end = self.total.min(self.next + SKIPPED);
+            if self.store.count_finished(self.evaluation, self.next, end).await? == end - self.next {
+                self.next = end;
+                return Ok(());
+            }
+        }
         let from = first.first_row.max(self.next);
         // Rows that a page can still take; when looking for pending ones, as many as one query may reach across.
         let wanted = if pending_only { WINDOW } else { (limit - found.len()) as u64 };
@@ -87,7 +97,9 @@ impl RowReader {
             if rows.len() as u64 >= wanted || segment.first_row.saturating_sub(from) >= WINDOW {
                 break;
             }
-            let Some(part) = segment.slice(from, segment.end().min(segment.first_row.max(from) + (wanted - rows.len() as u64))) else { continue };
+            let Some(part) = segment.slice(from, segment.end().min(segment.first_row.max(from) + (wanted - rows.len() as u64))) else {
+                continue;
+            };
             to = part.end();
             rows.extend((0..part.count).filter_map(|offset| part.row(offset)));
         }
@@ -104,7 +116,8 @@ impl RowReader {
             }
         } else {
             let limit = u32::try_from(to - from).unwrap_or(u32::MAX);
-            let outcomes = self.store.outcomes(self.evaluation, (from, to), (self.filter.model, self.filter.task), OutcomeFilter::All, limit).await?;
+            let outcomes =
+                self.store.outcomes(self.evaluation, (from, to), (self.filter.model, self.filter.task), OutcomeFilter::All, limit).await?;
             let mut outcomes: HashMap<u64, OutcomeRow> = outcomes.into_iter().map(|outcome| (outcome.row, outcome)).collect();
             found.extend(rows.into_iter().map(|row| RowWithOutcome { outcome: outcomes.remove(&row.row), row }));
         }
@@ -115,11 +128,13 @@ impl RowReader {
     /// Rows that have an outcome of one kind.
     async fn stored(&mut self, kind: OutcomeFilter, limit: usize, found: &mut Vec<RowWithOutcome>) -> Result<(), StoreError> {
         let wanted = u32::try_from(limit - found.len()).unwrap_or(u32::MAX);
-        let outcomes = self.store.outcomes(self.evaluation, (self.next, self.total), (self.filter.model, self.filter.task), kind, wanted).await?;
+        let outcomes =
+            self.store.outcomes(self.evaluation, (self.next, self.total), (self.filter.model, self.filter.task), kind, wanted).await?;
         let complete = outcomes.len() < wanted as usize;
         for outcome in outcomes {
             if rows::find(&self.segments, outcome.row).is_none() {
-                self.segments = self.store.segments_from(self.evaluation, outcome.row, self.filter.model, self.filter.task, SEGMENTS).await?;
+                self.segments =
+                    self.store.segments_from(self.evaluation, outcome.row, self.filter.model, self.filter.task, SEGMENTS).await?;
             }
             let row = rows::find(&self.segments, outcome.row).ok_or_else(|| StoreError::Inconsistent {
                 table: "outcomes",

@@ -61,7 +61,8 @@ pub(super) async fn store(state: &AppState, caller: &Caller, submission: Submiss
     let Submission { request, spec, mut warnings, token, hash, action } = submission;
     let now_ms = state.clock.now_ms();
     if let Some(equal) = state.store.equal_evaluation_since(caller.organization_id, &hash, now_ms - EQUAL_WITHIN_MS).await? {
-        warnings.push(format!("an equal request was submitted within the last minute as {equal}; cancel one of them if that was not meant"));
+        warnings
+            .push(format!("an equal request was submitted within the last minute as {equal}; cancel one of them if that was not meant"));
     }
     let id = EvaluationId::generate();
     let segments = rows::segments(&spec);
@@ -86,7 +87,9 @@ pub(super) async fn store(state: &AppState, caller: &Caller, submission: Submiss
             // The same token came in twice at once.
             drop(write);
             let found = repeated(state, caller, token.as_deref(), &hash).await?;
-            return found.ok_or_else(|| Error::new(Code::Conflict, "the same evaluation is being submitted at this moment; send the request again"));
+            return found.ok_or_else(|| {
+                Error::new(Code::Conflict, "the same evaluation is being submitted at this moment; send the request again")
+            });
         }
         Err(error) => return Err(error.into()),
     }
@@ -101,7 +104,12 @@ pub(super) async fn store(state: &AppState, caller: &Caller, submission: Submiss
 }
 
 pub(super) fn answer(state: &AppState, id: EvaluationId, status: EvaluationStatus, warnings: Vec<String>) -> EvaluationCreated {
-    EvaluationCreated { id: id.to_string(), status, warnings, url: format!("{}/evaluations/{id}", state.config.public_url.trim_end_matches('/')) }
+    EvaluationCreated {
+        id: id.to_string(),
+        status,
+        warnings,
+        url: format!("{}/evaluations/{id}", state.config.public_url.trim_end_matches('/')),
+    }
 }
 
 /// The evaluation that this client token made before.
@@ -111,7 +119,9 @@ pub(super) async fn repeated(state: &AppState, caller: &Caller, token: Option<&s
     if stored != hash {
         return Err(Error::new(
             Code::IdempotencyMismatch,
-            format!("the client token was used for another request, which made {id}; choose a new token, or send the request that belongs to it"),
+            format!(
+                "the client token was used for another request, which made {id}; choose a new token, or send the request that belongs to it"
+            ),
         ));
     }
     let head = state.store.evaluation(caller.organization_id, id).await?;
@@ -134,7 +144,10 @@ async fn check(state: &AppState, caller: &Caller, request: &Value) -> Result<Che
     if let Some(cluster) = checked.spec.cluster {
         let known = state.store.cluster_conditions(caller.organization_id).await?;
         if !known.iter().any(|known| known.id == cluster) {
-            problems.push(Problem::new("cluster", format!("there is no cluster {cluster} in this organization; `rlmesh clusters list` shows those there are")));
+            problems.push(Problem::new(
+                "cluster",
+                format!("there is no cluster {cluster} in this organization; `rlmesh clusters list` shows those there are"),
+            ));
         }
     }
     if !problems.is_empty() {
@@ -148,15 +161,20 @@ fn client_token(request: &Value, header: Option<String>) -> Result<Option<String
     let body = request.get("clientToken").and_then(Value::as_str).map(str::to_owned);
     let token = match (body, header) {
         (Some(body), Some(header)) if body != header => {
-            return Err(Error::invalid(vec![Problem::new("clientToken", "differs from the Idempotency-Key header; send one of them, or the same in both")]));
+            return Err(Error::invalid(vec![Problem::new(
+                "clientToken",
+                "differs from the Idempotency-Key header; send one of them, or the same in both",
+            )]));
         }
         (body, header) => body.or(header),
     };
     match token {
-        Some(token) if token.is_empty() || token.len() > LONGEST_TOKEN || token.chars().any(char::is_control) => Err(Error::invalid(vec![Problem::new(
-            "clientToken",
-            format!("must have 1 to {LONGEST_TOKEN} characters, none of them a control character"),
-        )])),
+        Some(token) if token.is_empty() || token.len() > LONGEST_TOKEN || token.chars().any(char::is_control) => {
+            Err(Error::invalid(vec![Problem::new(
+                "clientToken",
+                format!("must have 1 to {LONGEST_TOKEN} characters, none of them a control character"),
+            )]))
+        }
         token => Ok(token),
     }
 }
@@ -172,7 +190,6 @@ pub(super) fn request_hash(request: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]

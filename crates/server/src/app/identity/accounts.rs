@@ -54,12 +54,7 @@ pub fn name_problem(name: &str) -> Option<String> {
     }
 }
 
-pub(super) async fn insert_user(
-    write: &mut Write,
-    now_ms: i64,
-    account: &NewAccount,
-    password_hash: &str,
-) -> Result<User, Error> {
+pub(super) async fn insert_user(write: &mut Write, now_ms: i64, account: &NewAccount, password_hash: &str) -> Result<User, Error> {
     let user = User {
         id: UserId::generate(),
         email: normal_email(&account.email),
@@ -77,7 +72,12 @@ pub(super) fn taken(error: StoreError, message: &str) -> Error {
 }
 
 /// Makes an account with an organization of its own, which it owns.
-pub async fn create_owner(state: &AppState, account: &NewAccount, password: &str, organization: &str) -> Result<(User, Organization), Error> {
+pub async fn create_owner(
+    state: &AppState,
+    account: &NewAccount,
+    password: &str,
+    organization: &str,
+) -> Result<(User, Organization), Error> {
     let mut problems = Vec::new();
     problems.extend(email_problem(&account.email).map(|problem| Problem::new("email", problem)));
     problems.extend(passwords::check_strength(password).err().map(|problem| Problem::new("password", problem)));

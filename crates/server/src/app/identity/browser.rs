@@ -43,11 +43,7 @@ pub async fn begin(state: &AppState, user: &User, remote_address: &str) -> Resul
         created_at: now,
         expires_at: now + millis(state.config.timings.browser_session),
     };
-    let actor = Actor {
-        organization_id: organization.id,
-        name: format!("user:{}", user.id),
-        remote_address: remote_address.to_owned(),
-    };
+    let actor = Actor { organization_id: organization.id, name: format!("user:{}", user.id), remote_address: remote_address.to_owned() };
     let mut write = state.store.write().await?;
     sessions::insert_browser(&mut write, &session).await?;
     audit::record(&mut write, now, &actor, "session.begin", &user.id.to_string(), json!({"by": "browser"})).await?;

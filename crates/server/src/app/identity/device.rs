@@ -50,10 +50,9 @@ impl OAuthError {
             Self::InvalidRequest(text) => ("invalid_request", text.clone()),
             Self::InvalidClient => ("invalid_client", format!("the client is unknown; use client_id={CLIENT_ID}")),
             Self::InvalidGrant(text) => ("invalid_grant", text.clone()),
-            Self::UnsupportedGrantType => (
-                "unsupported_grant_type",
-                "supported are urn:ietf:params:oauth:grant-type:device_code and refresh_token".to_owned(),
-            ),
+            Self::UnsupportedGrantType => {
+                ("unsupported_grant_type", "supported are urn:ietf:params:oauth:grant-type:device_code and refresh_token".to_owned())
+            }
             Self::AuthorizationPending => ("authorization_pending", "the sign-in was not approved yet".to_owned()),
             Self::SlowDown => ("slow_down", "polls come too fast; wait 5 s longer between them".to_owned()),
             Self::AccessDenied => ("access_denied", "the sign-in was denied".to_owned()),
@@ -109,8 +108,7 @@ fn new_user_code() -> String {
 /// A user code as it was typed: case, spaces and dashes do not matter.
 #[must_use]
 pub fn normal_user_code(typed: &str) -> String {
-    let letters: String =
-        typed.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_uppercase()).take(16).collect();
+    let letters: String = typed.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_uppercase()).take(16).collect();
     match letters.get(..4).zip(letters.get(4..)) {
         Some((head, tail)) => format!("{head}-{tail}"),
         None => letters,
@@ -242,13 +240,7 @@ pub async fn exchange_device_code(
 }
 
 /// Stores the refresh token (unless it is stored already) and signs an access token beside it.
-async fn issue(
-    state: &AppState,
-    write: &mut Write,
-    mut token: RefreshToken,
-    secret: Secret,
-    is_new: bool,
-) -> Result<Tokens, OAuthError> {
+async fn issue(state: &AppState, write: &mut Write, mut token: RefreshToken, secret: Secret, is_new: bool) -> Result<Tokens, OAuthError> {
     let gone = || OAuthError::InvalidGrant("the account is no longer a member of the organization; sign in again".to_owned());
     if organizations::role_for_update(write, token.organization_id, token.user_id).await?.is_none() {
         return Err(gone());
@@ -259,21 +251,14 @@ async fn issue(
         sessions::insert_refresh(write, &token).await?;
     }
     let lifetime = millis(state.config.timings.access_token);
-    let access_token = state
-        .identity
-        .access_tokens
-        .sign(user.id, token.organization_id, &token.family_id, state.clock.now_ms(), lifetime)
-        .map_err(|error| {
-            tracing::error!(%error, "an access token could not be signed");
-            Error::new(Code::Internal, "the access token could not be signed")
-        })?;
-    Ok(Tokens {
-        access_token,
-        refresh_token: secret,
-        expires_in: lifetime / 1000,
-        organization_id: token.organization_id,
-        user,
-    })
+    let access_token =
+        state.identity.access_tokens.sign(user.id, token.organization_id, &token.family_id, state.clock.now_ms(), lifetime).map_err(
+            |error| {
+                tracing::error!(%error, "an access token could not be signed");
+                Error::new(Code::Internal, "the access token could not be signed")
+            },
+        )?;
+    Ok(Tokens { access_token, refresh_token: secret, expires_in: lifetime / 1000, organization_id: token.organization_id, user })
 }
 
 /// What to do with a refresh token that is presented.
@@ -327,12 +312,8 @@ pub async fn refresh(
                 return Err(OAuthError::InvalidGrant(format!("you are in no organization {organization_id}")));
             }
             sessions::use_refresh(&mut write, &token.hash, now).await?;
-            let fresh = RefreshToken {
-                organization_id,
-                issued_at: now,
-                expires_at: now + millis(state.config.timings.refresh_token),
-                ..token
-            };
+            let fresh =
+                RefreshToken { organization_id, issued_at: now, expires_at: now + millis(state.config.timings.refresh_token), ..token };
             let tokens = issue(state, &mut write, fresh, next, true).await?;
             write.commit().await?;
             Ok(tokens)
@@ -353,9 +334,7 @@ pub async fn refresh(
             };
             audit::record(&mut write, now, &actor, "session.reuse", &token.user_id.to_string(), json!({})).await?;
             write.commit().await?;
-            Err(OAuthError::InvalidGrant(
-                "the refresh token was used before, so this sign-in was ended; sign in again".to_owned(),
-            ))
+            Err(OAuthError::InvalidGrant("the refresh token was used before, so this sign-in was ended; sign in again".to_owned()))
         }
     }
 }

@@ -43,11 +43,9 @@ pub async fn verify(password: &str, stored: Option<&str>) -> Result<bool, Error>
     let known = stored.is_some();
     let stored = stored.unwrap_or(DECOY).to_owned();
     let password = password.to_owned();
-    let matches = run(move || {
-        PasswordHash::new(&stored)
-            .is_ok_and(|parsed| Argon2::default().verify_password(password.as_bytes(), &parsed).is_ok())
-    })
-    .await?;
+    let matches =
+        run(move || PasswordHash::new(&stored).is_ok_and(|parsed| Argon2::default().verify_password(password.as_bytes(), &parsed).is_ok()))
+            .await?;
     Ok(matches && known)
 }
 
@@ -57,14 +55,11 @@ async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
         .await
         .map_err(|_| Error::new(Code::Unavailable, "the server is busy checking passwords; try again"))?
         .map_err(busy)?;
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|_| Error::new(Code::Internal, "checking the password failed"))
+    tokio::task::spawn_blocking(work).await.map_err(|_| Error::new(Code::Internal, "checking the password failed"))
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[tokio::test]

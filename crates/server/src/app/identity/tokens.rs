@@ -70,16 +70,13 @@ impl AccessTokens {
     }
 
     pub fn check(&self, token: &str, now_ms: i64) -> Result<Claims, InvalidToken> {
-        let claims = jsonwebtoken::decode::<Claims>(token, &self.decoding, &self.validation)
-            .map_err(|_| InvalidToken::Malformed)?
-            .claims;
+        let claims = jsonwebtoken::decode::<Claims>(token, &self.decoding, &self.validation).map_err(|_| InvalidToken::Malformed)?.claims;
         if claims.exp.saturating_mul(1000) <= now_ms { Err(InvalidToken::Expired) } else { Ok(claims) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]

@@ -38,7 +38,11 @@ pub fn decide(held: Option<&Held>, reported: Reported) -> Verdict {
             RunState::Finished | RunState::Failed => Verdict::Kept,
         },
         Some(held) if held.scored => {
-            if reported.scored && (held.generation, held.attempt) == (reported.generation, reported.attempt) { Verdict::Repeated } else { Verdict::Kept }
+            if reported.scored && (held.generation, held.attempt) == (reported.generation, reported.attempt) {
+                Verdict::Repeated
+            } else {
+                Verdict::Kept
+            }
         }
         Some(_) if reported.scored => Verdict::Counts,
         Some(held) => match (reported.generation, reported.attempt).cmp(&(held.generation, held.attempt)) {

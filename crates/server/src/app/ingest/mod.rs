@@ -13,7 +13,7 @@ use rlm_api::cluster::v1;
 use rlm_api::cluster::v1::record::Payload;
 use rlm_core::evaluation::{Provenance, RunMetrics};
 use rlm_core::failure::{Failure, FailureCode};
-use rlm_core::ids::{ClusterId, EvaluationId, RunId};
+use rlm_core::ids::{ClusterId, EvaluationId, OrganizationId, RunId};
 use rlm_core::rows::{self, Segment};
 use rlm_core::run::{RunEvent, RunState, Waiting};
 use serde_json::json;
@@ -22,6 +22,7 @@ pub use decide::{Reported, Verdict, decide};
 pub(crate) use settle::settle_locked;
 pub use settle::{fail_run, settle};
 
+use crate::app::scores;
 use crate::state::AppState;
 use crate::store::evaluations::LockedEvaluation;
 use crate::store::outcomes::{AttemptRow, Held, OutcomeRow, RUN_FAILURE, RowOutcome};
@@ -57,6 +58,9 @@ pub async fn records(state: &AppState, cluster: &ClusterId, instance_id: &str, r
     for evaluation in changed.evaluations {
         state.events.publish(evaluation);
     }
+    for (organization, evaluation) in changed.ended {
+        scores::prepare(state, organization, evaluation);
+    }
     if wake {
         state.cells.wake();
     }
@@ -65,6 +69,7 @@ pub async fn records(state: &AppState, cluster: &ClusterId, instance_id: &str, r
 
 struct Changed {
     evaluations: BTreeSet<EvaluationId>,
+    ended: Vec<(OrganizationId, EvaluationId)>,
     runs_ended: bool,
 }
 
@@ -122,7 +127,15 @@ impl Batch {
             rows.dedup();
             rows.retain(|row| *row < evaluation.rows_total);
             let held = write.held(id, &rows).await?.into_iter().map(|held| (held.row, held)).collect();
-            let open = Open { evaluation, max_errored_fraction, held, outcomes: BTreeMap::new(), attempts: Vec::new(), first_start: None, touched: false };
+            let open = Open {
+                evaluation,
+                max_errored_fraction,
+                held,
+                outcomes: BTreeMap::new(),
+                attempts: Vec::new(),
+                first_start: None,
+                touched: false,
+            };
             batch.evaluations.insert(id, open);
         }
         Ok(batch)
@@ -268,13 +281,16 @@ impl Batch {
                 write.save_run(&run.head).await?;
             }
         }
-        let mut changed = Changed { evaluations: BTreeSet::new(), runs_ended: self.runs_ended };
+        let mut changed = Changed { evaluations: BTreeSet::new(), ended: Vec::new(), runs_ended: self.runs_ended };
         for (id, open) in &mut self.evaluations {
             open.flush(write).await?;
             if open.touched {
                 open.evaluation.started_at = open.evaluation.started_at.or(open.first_start);
-                settle::settle_locked(write, &mut open.evaluation, open.max_errored_fraction, self.now_ms).await?;
+                let status = settle::settle_locked(write, &mut open.evaluation, open.max_errored_fraction, self.now_ms).await?;
                 changed.evaluations.insert(*id);
+                if status.is_terminal() {
+                    changed.ended.push((open.evaluation.organization, *id));
+                }
             }
         }
         Ok(changed)

@@ -74,7 +74,14 @@ pub(super) async fn finish(
 const WHOLE_FAILURES: u64 = 50;
 
 /// Gives each open row the failure of its run.
-async fn errored(write: &mut Write, run: &Run, evaluation: &mut LockedEvaluation, open: &[Segment], failure: &Failure, at_ms: i64) -> Result<(), StoreError> {
+async fn errored(
+    write: &mut Write,
+    run: &Run,
+    evaluation: &mut LockedEvaluation,
+    open: &[Segment],
+    failure: &Failure,
+    at_ms: i64,
+) -> Result<(), StoreError> {
     let mut failure = failure.clone();
     if open.iter().map(|segment| segment.count).sum::<u64>() > WHOLE_FAILURES {
         failure.events.clear();
@@ -142,7 +149,12 @@ pub async fn settle(write: &mut Write, id: EvaluationId, now_ms: i64) -> Result<
 }
 
 /// As [`settle`], of an evaluation that is locked and whose counters may have changed in memory.
-pub(crate) async fn settle_locked(write: &mut Write, evaluation: &mut LockedEvaluation, max_errored_fraction: f64, now_ms: i64) -> Result<EvaluationStatus, StoreError> {
+pub(crate) async fn settle_locked(
+    write: &mut Write,
+    evaluation: &mut LockedEvaluation,
+    max_errored_fraction: f64,
+    now_ms: i64,
+) -> Result<EvaluationStatus, StoreError> {
     let runs = write.run_counts(evaluation.id).await?;
     let next = status(&EvaluationCounts {
         rows: evaluation.rows_total,

@@ -16,7 +16,7 @@ use rlm_core::run::Waiting;
 use tokio_util::sync::CancellationToken;
 
 use self::plan::{Candidate, Executor, Gpus, Lease, Needs, Reclaim, Share, Verdict, Waiter};
-use crate::app::cells::{OUTBOUND, Place};
+use crate::app::cells::{Cells, OUTBOUND, Place};
 use crate::state::AppState;
 use crate::store::StoreError;
 use crate::store::clusters::ClusterRow;
@@ -24,6 +24,9 @@ use crate::store::leases::OpenRun;
 
 /// Most queued runs looked at in one go, the most urgent first.
 const MOST_QUEUED: u32 = 5_000;
+
+/// After a start, agents may take this long to come back before a queue timeout counts.
+const BACK_MS: i64 = 30_000;
 
 /// What the scheduler remembers between looks; it can be lost.
 #[derive(Default)]
@@ -84,10 +87,12 @@ impl Memory {
     }
 
     /// None: the run came after the specifications were read; the next look has it.
-    fn waiter(&mut self, run: &OpenRun, now_ms: i64) -> Option<Waiter> {
+    fn waiter(&mut self, cells: &Cells, run: &OpenRun, now_ms: i64) -> Option<Waiter> {
         let needs = self.needs.get(&run.id).cloned()?;
         let queued_at = if run.generation == needs.first_generation {
-            run.created_at
+            // The control plane's own downtime is not the queue's, and agents need a moment to come back after it.
+            let downtime_ms = if run.created_at < cells.listening_since() { cells.downtime_ms() } else { 0 };
+            (run.created_at + downtime_ms).max(cells.listening_since() + BACK_MS - needs.queue_timeout_ms)
         } else {
             *self.queued_again.entry((run.id, run.generation)).or_insert(now_ms)
         };
@@ -124,7 +129,10 @@ async fn reclaim(state: &AppState, memory: &Memory, placed: &[OpenRun], clusters
             Reclaim::Cancel => leases::cancel(state, run.id, run.generation).await?,
             Reclaim::GiveUp => leases::give_up(state, run.id, run.generation).await?,
             Reclaim::Fail => {
-                let message = format!("cluster {} that held {} was archived before it was done; clone the evaluation to another cluster", cluster.name, run.id);
+                let message = format!(
+                    "cluster {} that held {} was archived before it was done; clone the evaluation to another cluster",
+                    cluster.name, run.id
+                );
                 leases::fail(state, run.id, run.evaluation, Failure::new(FailureCode::NotRunnableHere, message)).await?;
             }
         }
@@ -167,7 +175,7 @@ async fn hand_out(
             continue;
         }
         by_id.insert(run.id, run);
-        waiters.extend(memory.waiter(run, now_ms));
+        waiters.extend(memory.waiter(&state.cells, run, now_ms));
     }
     let mut notes = Vec::new();
     for (id, verdict) in plan::plan(&waiters, candidates, held, now_ms) {
@@ -197,7 +205,12 @@ fn candidate(state: &AppState, cluster: &ClusterRow, placed: u64, room: usize) -
         executor: cluster.executor.as_deref().and_then(Executor::parse),
         placed,
         room: room as u64,
-        gpus: cluster.nodes.iter().filter(|node| node.gpu_count > 0).map(|node| Gpus { product: node.gpu_product.clone(), count: node.gpu_count }).collect(),
+        gpus: cluster
+            .nodes
+            .iter()
+            .filter(|node| node.gpu_count > 0)
+            .map(|node| Gpus { product: node.gpu_product.clone(), count: node.gpu_count })
+            .collect(),
     }
 }
 

@@ -132,7 +132,10 @@ pub struct Candidate {
 pub enum Verdict {
     Place(ClusterId),
     /// A stable cause of `rlm_core::run::Waiting`, and the sentence for users.
-    Wait { cause: &'static str, message: String },
+    Wait {
+        cause: &'static str,
+        message: String,
+    },
     Fail(Failure),
 }
 
@@ -199,7 +202,14 @@ fn gpu_message(needs: &Needs, name: &str) -> String {
         .parts
         .iter()
         .filter(|part| part.gpus > 0)
-        .map(|part| format!("{} needs {} GPU{}", part.name, part.gpus, part.gpu_product.as_ref().map_or_else(String::new, |product| format!(" ({product})"))))
+        .map(|part| {
+            format!(
+                "{} needs {} GPU{}",
+                part.name,
+                part.gpus,
+                part.gpu_product.as_ref().map_or_else(String::new, |product| format!(" ({product})"))
+            )
+        })
         .collect();
     format!("no machine of cluster {name} has the GPUs: {}", wanted.join(", "))
 }
@@ -291,7 +301,9 @@ pub fn plan(waiters: &[Waiter], mut clusters: Vec<Candidate>, mut held: HashMap<
         loop {
             let next = shares
                 .iter()
-                .filter_map(|(share, queue)| queue.front().map(|first| (held.get(share).copied().unwrap_or(0), first.created_at, first.id, share)))
+                .filter_map(|(share, queue)| {
+                    queue.front().map(|first| (held.get(share).copied().unwrap_or(0), first.created_at, first.id, share))
+                })
                 .min_by_key(|(held, created_at, id, _)| (*held, *created_at, *id))
                 .map(|(_, _, _, share)| share.clone());
             let Some(share) = next else { break };

@@ -4,7 +4,12 @@ use super::*;
 
 fn needs(image: bool, process: bool) -> Arc<Needs> {
     let part = |name: &str| Part { name: name.to_owned(), image, process, ..Part::default() };
-    Arc::new(Needs { parts: vec![part("model 'm'"), part("environment 'e'")], first_generation: 0, queue_timeout_ms: 1000, reassign_after_ms: 1000 })
+    Arc::new(Needs {
+        parts: vec![part("model 'm'"), part("environment 'e'")],
+        first_generation: 0,
+        queue_timeout_ms: 1000,
+        reassign_after_ms: 1000,
+    })
 }
 
 fn waiter(organization: OrganizationId, submitter: &str, created_at: i64) -> Waiter {
@@ -52,7 +57,17 @@ fn each_obstacle_has_its_cause() {
     let organization = OrganizationId::generate();
     let run = waiter(organization, "a", 0);
     let gpu_run = Waiter {
-        needs: Arc::new(Needs { parts: vec![Part { name: "model 'm'".to_owned(), process: true, gpus: 2, gpu_product: Some("H100".to_owned()), ..Part::default() }], queue_timeout_ms: 1000, ..Needs::default() }),
+        needs: Arc::new(Needs {
+            parts: vec![Part {
+                name: "model 'm'".to_owned(),
+                process: true,
+                gpus: 2,
+                gpu_product: Some("H100".to_owned()),
+                ..Part::default()
+            }],
+            queue_timeout_ms: 1000,
+            ..Needs::default()
+        }),
         ..run.clone()
     };
     let base = cell(organization);

@@ -78,8 +78,8 @@ impl Cell {
     }
 }
 
-/// Scores of these cells.
-pub fn compute(labels: &Labels, cells: &[Cell], group_by: GroupBy) -> Result<Scores, Error> {
+/// Scores of these cells; `known` are their comparisons, where they were computed before.
+pub fn compute(labels: &Labels, cells: &[Cell], group_by: GroupBy, known: Option<Vec<Comparison>>) -> Result<Scores, Error> {
     let mut groups: Vec<((String, u32), Vec<&Cell>)> = Vec::new();
     let mut places: BTreeMap<(String, u32), usize> = BTreeMap::new();
     for cell in cells {
@@ -93,7 +93,11 @@ pub fn compute(labels: &Labels, cells: &[Cell], group_by: GroupBy) -> Result<Sco
         }
     }
     let groups = groups.into_iter().map(|((key, model), cells)| group(labels, key, model, &cells)).collect::<Result<Vec<_>, Error>>()?;
-    Ok(Scores { group_by: group_by.as_str().to_owned(), groups, comparisons: comparisons(labels, cells)? })
+    let comparisons = match known {
+        Some(known) => known,
+        None => comparisons(labels, cells)?,
+    };
+    Ok(Scores { group_by: group_by.as_str().to_owned(), groups, comparisons })
 }
 
 fn key(labels: &Labels, cell: &Cell, group_by: GroupBy) -> String {
@@ -194,7 +198,13 @@ fn comparisons(labels: &Labels, cells: &[Cell]) -> Result<Vec<Comparison>, Error
     Ok(compared)
 }
 
-fn pair(labels: &Labels, baseline: u32, candidate: u32, shared: &[(u32, &Cell, &Cell)], compared: &mut Vec<Comparison>) -> Result<(), Error> {
+fn pair(
+    labels: &Labels,
+    baseline: u32,
+    candidate: u32,
+    shared: &[(u32, &Cell, &Cell)],
+    compared: &mut Vec<Comparison>,
+) -> Result<(), Error> {
     let confidence = Confidence::default();
     let mut per_task = Vec::with_capacity(shared.len());
     for (_, one, other) in shared {
@@ -214,7 +224,8 @@ fn pair(labels: &Labels, baseline: u32, candidate: u32, shared: &[(u32, &Cell, &
             candidate: labels.model(candidate).to_owned(),
             task_id: task.map(|task| labels.task(task).1.to_owned()),
             env: task.map(|task| labels.task(task).0.to_owned()),
-            result: serde_json::to_value(result).map_err(|error| Error::new(Code::Internal, format!("a comparison can't be written as JSON: {error}")))?,
+            result: serde_json::to_value(result)
+                .map_err(|error| Error::new(Code::Internal, format!("a comparison can't be written as JSON: {error}")))?,
             adjusted_p,
         });
         Ok(())
@@ -238,7 +249,9 @@ fn paired(baseline: &Cell, candidate: &Cell) -> Vec<PairedRow> {
     (0..rows)
         .map(|trial| {
             let take = |values: &mut std::iter::Peekable<std::slice::Iter<'_, Value>>| {
-                values.next_if(|value| u64::from(value.trial) == trial).map(|value| Outcome { success: value.success, reward: value.reward })
+                values
+                    .next_if(|value| u64::from(value.trial) == trial)
+                    .map(|value| Outcome { success: value.success, reward: value.reward })
             };
             PairedRow { baseline: take(&mut one), candidate: take(&mut other) }
         })
@@ -247,7 +260,6 @@ fn paired(baseline: &Cell, candidate: &Cell) -> Vec<PairedRow> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use crate::app::evaluations::{ModelLabel, TaskLabel};
 
@@ -274,7 +286,7 @@ mod tests {
     fn an_unknown_flag_takes_the_rate_away_and_leaves_bounds() {
         let mut one = cell(0, 0, 4, &[(0, 1.0, Some(true)), (1, 0.0, None)]);
         one.errored = 1;
-        let scores = compute(&labels(), &[one], GroupBy::Task).unwrap();
+        let scores = compute(&labels(), &[one], GroupBy::Task, None).unwrap();
         let group = &scores.groups[0];
         assert_eq!((group.episodes, group.scored, group.errored, group.pending, group.unknown_success), (4, 2, 1, 1, 1));
         assert_eq!(group.success_rate, None);
@@ -285,9 +297,10 @@ mod tests {
 
     #[test]
     fn groups_join_what_they_name() {
-        let cells = [cell(0, 0, 1, &[(0, 1.0, Some(true))]), cell(1, 0, 1, &[(0, 0.0, Some(false))]), cell(0, 1, 1, &[(0, 3.0, Some(true))])];
+        let cells =
+            [cell(0, 0, 1, &[(0, 1.0, Some(true))]), cell(1, 0, 1, &[(0, 0.0, Some(false))]), cell(0, 1, 1, &[(0, 3.0, Some(true))])];
         let keys = |by| {
-            let scores = compute(&labels(), &cells, by).unwrap();
+            let scores = compute(&labels(), &cells, by, None).unwrap();
             scores.groups.iter().map(|group| format!("{}/{}/{}", group.key, group.model, group.episodes)).collect::<Vec<_>>()
         };
         assert_eq!(keys(GroupBy::Task), ["s/0/a/1", "s/0/b/1", "s/1/a/1"]);
@@ -301,10 +314,13 @@ mod tests {
     fn rows_pair_by_trial_and_open_ones_are_left_out() {
         let one = cell(0, 0, 3, &[(2, 1.0, Some(true)), (0, 1.0, Some(true))]);
         let other = cell(1, 0, 3, &[(0, 0.0, Some(false)), (1, 0.0, Some(false))]);
-        let scores = compute(&labels(), &[one, other], GroupBy::Task).unwrap();
+        let scores = compute(&labels(), &[one, other], GroupBy::Task, None).unwrap();
         assert_eq!(scores.comparisons.len(), 2);
         let overall = &scores.comparisons[0];
-        assert_eq!((overall.task_id.as_deref(), overall.result["pairs"].as_u64(), overall.result["leftOut"].as_u64()), (None, Some(1), Some(2)));
+        assert_eq!(
+            (overall.task_id.as_deref(), overall.result["pairs"].as_u64(), overall.result["leftOut"].as_u64()),
+            (None, Some(1), Some(2))
+        );
         assert_eq!(overall.result["success"]["table"]["onlyBaseline"], 1);
     }
 }

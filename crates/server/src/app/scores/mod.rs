@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rlm_api::rest::Scores;
+use rlm_api::rest::{Comparison, Scores};
 use rlm_core::error::{Code, Error};
-use rlm_core::ids::EvaluationId;
+use rlm_core::ids::{EvaluationId, OrganizationId};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -29,6 +29,10 @@ const BLOCK: u32 = 20_000;
 const KEPT: usize = 128;
 /// How long a request waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(25);
+/// While an evaluation runs, scores may be this old at most, and no older than four times what computing them costs.
+const OLDEST: Duration = Duration::from_secs(10);
+/// Rows from which scores are computed as soon as the evaluation has ended, before anybody asks.
+const LARGE: u64 = 50_000;
 
 /// Counters and name changes that scores depend on.
 type Version = (u64, u64, u64);
@@ -43,22 +47,29 @@ struct Entry {
 /// Scores that were computed lately, and whose turn it is.
 pub struct ScoreCache {
     entries: Mutex<HashMap<(EvaluationId, GroupBy), Entry>>,
+    /// The last comparisons: they are the same for every grouping.
+    comparisons: Mutex<Option<(EvaluationId, Version, Vec<Comparison>)>>,
     turn: Semaphore,
 }
 
 impl Default for ScoreCache {
     fn default() -> Self {
-        Self { entries: Mutex::default(), turn: Semaphore::new(1) }
+        Self { entries: Mutex::default(), comparisons: Mutex::default(), turn: Semaphore::new(1) }
     }
 }
 
 impl ScoreCache {
-    /// What is known and still true: of the same counters, or of a moment ago as measured by what computing costs.
-    fn get(&self, key: (EvaluationId, GroupBy), version: Version) -> Option<Arc<Scores>> {
+    /// What is known and still true: of the same counters, or, while rows come in, of a moment ago.
+    fn get(&self, head: &EvaluationHead, group_by: GroupBy) -> Option<Arc<Scores>> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = entries.get(&key)?;
-        let recent = entry.at.elapsed() < entry.took * 4;
-        (entry.version == version || recent).then(|| Arc::clone(&entry.scores))
+        let entry = entries.get(&(head.id, group_by))?;
+        let recent = !head.status.is_terminal() && entry.at.elapsed() < OLDEST.min(entry.took * 4);
+        (entry.version == version(head) || recent).then(|| Arc::clone(&entry.scores))
+    }
+
+    fn comparisons(&self, head: &EvaluationHead) -> Option<Vec<Comparison>> {
+        let known = self.comparisons.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref().filter(|(id, at, _)| *id == head.id && *at == version(head)).map(|(.., comparisons)| comparisons.clone())
     }
 
     fn put(&self, key: (EvaluationId, GroupBy), entry: Entry) {
@@ -73,34 +84,65 @@ impl ScoreCache {
     }
 }
 
+const fn version(head: &EvaluationHead) -> Version {
+    (head.rows_total, head.rows_scored, head.rows_errored)
+}
+
 /// The scores of an evaluation.
 pub async fn scores(state: &AppState, caller: &Caller, id: &str, group_by: GroupBy) -> Result<Arc<Scores>, Error> {
     let head = find(state, caller, id).await?;
-    let key = (head.id, group_by);
-    let version = |head: &EvaluationHead| (head.rows_total, head.rows_scored, head.rows_errored);
-    if let Some(known) = state.scores.get(key, version(&head)) {
+    of(state, head.organization, head.id, group_by).await
+}
+
+async fn head_of(state: &AppState, organization: OrganizationId, id: EvaluationId) -> Result<EvaluationHead, Error> {
+    let head = state.store.evaluation(organization, id).await?;
+    head.ok_or_else(|| Error::new(Code::NotFound, format!("the evaluation {id} was deleted")))
+}
+
+async fn of(state: &AppState, organization: OrganizationId, id: EvaluationId, group_by: GroupBy) -> Result<Arc<Scores>, Error> {
+    let head = head_of(state, organization, id).await?;
+    if let Some(known) = state.scores.get(&head, group_by) {
         return Ok(known);
     }
     let Ok(Ok(_turn)) = tokio::time::timeout(PATIENCE, state.scores.turn.acquire()).await else {
         return Err(Error::new(Code::Unavailable, "the server is computing other scores; ask again in a moment"));
     };
     // Whoever had the turn before may have computed the same.
-    let head = find(state, caller, id).await?;
-    if let Some(known) = state.scores.get(key, version(&head)) {
+    let head = head_of(state, organization, id).await?;
+    if let Some(known) = state.scores.get(&head, group_by) {
         return Ok(known);
     }
     let started = Instant::now();
     let labels = labels(state, head.id).await?;
     let cells = read(&state.store, &head).await?;
-    let computed = tokio::task::spawn_blocking(move || compute(&labels, &cells, group_by))
-        .await
-        .map_err(|error| {
-            tracing::error!(%error, "computing scores failed");
-            Error::new(Code::Internal, "the scores could not be computed; the server's log says why under this request's id")
-        })??;
+    let known = state.scores.comparisons(&head);
+    let computed = tokio::task::spawn_blocking(move || compute(&labels, &cells, group_by, known)).await.map_err(|error| {
+        tracing::error!(%error, "computing scores failed");
+        Error::new(Code::Internal, "the scores could not be computed; the server's log says why under this request's id")
+    })??;
+    *state.scores.comparisons.lock().unwrap_or_else(PoisonError::into_inner) =
+        Some((head.id, version(&head), computed.comparisons.clone()));
     let scores = Arc::new(computed);
-    state.scores.put(key, Entry { version: version(&head), at: Instant::now(), took: started.elapsed(), scores: Arc::clone(&scores) });
+    let entry = Entry { version: version(&head), at: Instant::now(), took: started.elapsed(), scores: Arc::clone(&scores) };
+    state.scores.put((head.id, group_by), entry);
     Ok(scores)
+}
+
+/// Computes what people look at first, of a large evaluation that has just ended. Failing here is no harm: whoever asks
+/// computes it then.
+pub fn prepare(state: &AppState, organization: OrganizationId, id: EvaluationId) {
+    let state = state.clone();
+    tokio::spawn(async move {
+        let Ok(head) = head_of(&state, organization, id).await else { return };
+        if !head.status.is_terminal() || head.rows_total < LARGE {
+            return;
+        }
+        for group_by in [GroupBy::Task, GroupBy::Model] {
+            if let Err(error) = of(&state, organization, id, group_by).await {
+                tracing::debug!(evaluation = %id, %error, "scores were not prepared");
+            }
+        }
+    });
 }
 
 /// Values and counters per (model, task).

@@ -56,11 +56,7 @@ impl From<AuditRecord> for AuditEntry {
     get, path = "/v1/audit", tag = "organization", params(PageQuery), security(("bearer" = []), ("session" = [])),
     responses((status = 200, body = Page<AuditEntry>))
 )]
-async fn list_audit(
-    State(state): State<AppState>,
-    caller: Caller,
-    Query(query): Query<PageQuery>,
-) -> ApiResult<Json<Page<AuditEntry>>> {
+async fn list_audit(State(state): State<AppState>, caller: Caller, Query(query): Query<PageQuery>) -> ApiResult<Json<Page<AuditEntry>>> {
     caller.require(Scope::AuditRead)?;
     let limit = query.limit()?;
     let before = query.cursor::<uuid::Uuid>()?.map(|id| id.to_string());

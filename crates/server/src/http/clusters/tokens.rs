@@ -82,7 +82,11 @@ fn credential_summary(credential: &CredentialRow, now_ms: i64) -> CredentialSumm
     get, path = "/v1/clusters/{id}/join-tokens", tag = "clusters", params(("id" = String, Path)),
     security(("bearer" = []), ("session" = [])), responses((status = 200, body = Page<JoinTokenSummary>))
 )]
-async fn list_join_tokens(State(state): State<AppState>, caller: Caller, Path(id): Path<String>) -> ApiResult<Json<Page<JoinTokenSummary>>> {
+async fn list_join_tokens(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> ApiResult<Json<Page<JoinTokenSummary>>> {
     caller.require(Scope::ClustersRead)?;
     let now_ms = state.clock.now_ms();
     let tokens = clusters::join_tokens(&state, &caller, &id).await?;
@@ -106,7 +110,11 @@ async fn create_join_token(State(state): State<AppState>, caller: Caller, Path(i
     delete, path = "/v1/clusters/{id}/join-tokens/{token}", tag = "clusters", params(("id" = String, Path), ("token" = String, Path)),
     security(("bearer" = []), ("session" = [])), responses((status = 204))
 )]
-async fn revoke_join_token(State(state): State<AppState>, caller: Caller, Path((id, token)): Path<(String, String)>) -> ApiResult<StatusCode> {
+async fn revoke_join_token(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path((id, token)): Path<(String, String)>,
+) -> ApiResult<StatusCode> {
     caller.require(Scope::ClustersWrite)?;
     clusters::revoke_join_token(&state, &caller, &id, &token).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -140,11 +148,8 @@ async fn join_cluster(
         purposes: request.purposes,
     };
     let joined = join::join(&state, bearer, &asked, &remote).await?;
-    let credentials = joined
-        .credentials
-        .into_iter()
-        .map(|one| JoinedCredential { purpose: one.purpose, id: one.id, secret: one.secret })
-        .collect();
+    let credentials =
+        joined.credentials.into_iter().map(|one| JoinedCredential { purpose: one.purpose, id: one.id, secret: one.secret }).collect();
     let body = Joined { cluster_id: joined.cluster_id, credentials, docker_config_json: joined.docker_config_json };
     Ok(secret_answer(StatusCode::OK, body))
 }
@@ -154,7 +159,11 @@ async fn join_cluster(
     get, path = "/v1/clusters/{id}/credentials", tag = "clusters", params(("id" = String, Path)),
     security(("bearer" = []), ("session" = [])), responses((status = 200, body = Page<CredentialSummary>))
 )]
-async fn list_credentials(State(state): State<AppState>, caller: Caller, Path(id): Path<String>) -> ApiResult<Json<Page<CredentialSummary>>> {
+async fn list_credentials(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> ApiResult<Json<Page<CredentialSummary>>> {
     caller.require(Scope::ClustersRead)?;
     let now_ms = state.clock.now_ms();
     let all = credentials::list(&state, &caller, &id).await?;
@@ -181,8 +190,8 @@ async fn rotate_credential(
     Json(request): Json<RotateRequest>,
 ) -> ApiResult<Response> {
     caller.require(Scope::ClustersWrite)?;
-    let purpose = Purpose::parse(&request.purpose)
-        .ok_or_else(|| Error::invalid(vec![Problem::new("purpose", "must be control, pull or relay")]))?;
+    let purpose =
+        Purpose::parse(&request.purpose).ok_or_else(|| Error::invalid(vec![Problem::new("purpose", "must be control, pull or relay")]))?;
     let rotated = credentials::rotate(&state, &caller, &id, purpose).await?;
     let body = CredentialRotated {
         credential: credential_summary(&rotated.credential, state.clock.now_ms()),

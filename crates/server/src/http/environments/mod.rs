@@ -30,7 +30,11 @@ pub fn router() -> OpenApiRouter<AppState> {
     responses((status = 201, body = DefinitionDetail), (status = 200, description = "The newest version says so already", body = DefinitionDetail),
         (status = 409, description = "Another version is being registered at this moment"))
 )]
-async fn register_environment(State(state): State<AppState>, caller: Caller, Json(new): Json<Register, { Register::LIMIT }>) -> ApiResult<(StatusCode, Json<DefinitionDetail>)> {
+async fn register_environment(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(new): Json<Register, { Register::LIMIT }>,
+) -> ApiResult<(StatusCode, Json<DefinitionDetail>)> {
     caller.require(Scope::ModelsWrite)?;
     let (detail, fresh) = definitions::register(&state, &caller, KIND, &new.name, new.definition, new.describe).await?;
     Ok((if fresh { StatusCode::CREATED } else { StatusCode::OK }, Json(detail)))
@@ -41,7 +45,11 @@ async fn register_environment(State(state): State<AppState>, caller: Caller, Jso
     get, path = "/v1/environments", tag = "environments", params(ListQuery), security(("bearer" = []), ("session" = [])),
     responses((status = 200, body = Page<DefinitionDetail>))
 )]
-async fn list_environments(State(state): State<AppState>, caller: Caller, Query(query): Query<ListQuery>) -> ApiResult<Json<Page<DefinitionDetail>>> {
+async fn list_environments(
+    State(state): State<AppState>,
+    caller: Caller,
+    Query(query): Query<ListQuery>,
+) -> ApiResult<Json<Page<DefinitionDetail>>> {
     caller.require(Scope::ModelsRead)?;
     let limit = query.limit()?;
     let (q, after) = (query.q.unwrap_or_default(), query.cursor.unwrap_or_default());
@@ -53,7 +61,12 @@ async fn list_environments(State(state): State<AppState>, caller: Caller, Query(
     get, path = "/v1/environments/{name}", tag = "environments", params(("name" = String, Path), VersionQuery), security(("bearer" = []), ("session" = [])),
     responses((status = 200, body = DefinitionDetail))
 )]
-async fn get_environment(State(state): State<AppState>, caller: Caller, Path(name): Path<String>, Query(query): Query<VersionQuery>) -> ApiResult<Json<DefinitionDetail>> {
+async fn get_environment(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(name): Path<String>,
+    Query(query): Query<VersionQuery>,
+) -> ApiResult<Json<DefinitionDetail>> {
     caller.require(Scope::ModelsRead)?;
     Ok(Json(definitions::get(&state, &caller, KIND, &name, query.version).await?))
 }

@@ -46,7 +46,12 @@ fn no_fields(body: &Bytes) -> Result<(), Error> {
     post, path = "/v1/evaluations/{id}/cancellations", tag = "evaluations", params(("id" = String, Path)),
     security(("bearer" = []), ("session" = [])), request_body = Option<NoFields>, responses((status = 200, body = EvaluationSummary), (status = 409, description = "It has ended otherwise"))
 )]
-async fn cancel_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, body: Bytes) -> ApiResult<Json<EvaluationSummary>> {
+async fn cancel_evaluation(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> ApiResult<Json<EvaluationSummary>> {
     caller.require(Scope::EvaluationsWrite)?;
     no_fields(&body)?;
     Ok(Json(evaluations::cancel(&state, &caller, &id).await?))
@@ -57,7 +62,12 @@ async fn cancel_evaluation(State(state): State<AppState>, caller: Caller, Path(i
     post, path = "/v1/evaluations/{id}/retries", tag = "evaluations", params(("id" = String, Path)),
     security(("bearer" = []), ("session" = [])), request_body = Option<NoFields>, responses((status = 200, body = EvaluationSummary), (status = 409, description = "It has not ended, was cancelled or imported, or has no errored rows"))
 )]
-async fn retry_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, body: Bytes) -> ApiResult<Json<EvaluationSummary>> {
+async fn retry_evaluation(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> ApiResult<Json<EvaluationSummary>> {
     caller.require(Scope::EvaluationsWrite)?;
     no_fields(&body)?;
     Ok(Json(evaluations::retry(&state, &caller, &id).await?))
@@ -75,7 +85,12 @@ struct Extension {
     post, path = "/v1/evaluations/{id}/extensions", tag = "evaluations", params(("id" = String, Path)),
     security(("bearer" = []), ("session" = [])), request_body = Extension, responses((status = 200, body = EvaluationSummary), (status = 409, description = "It was cancelled or imported"))
 )]
-async fn extend_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Json(extension): Json<Extension>) -> ApiResult<Json<EvaluationSummary>> {
+async fn extend_evaluation(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Json(extension): Json<Extension>,
+) -> ApiResult<Json<EvaluationSummary>> {
     caller.require(Scope::EvaluationsWrite)?;
     Ok(Json(evaluations::extend(&state, &caller, &id, extension.episodes).await?))
 }
@@ -163,7 +178,10 @@ async fn import_evaluation(
 ) -> ApiResult<(StatusCode, Json<EvaluationCreated>)> {
     caller.require(Scope::EvaluationsWrite)?;
     if query.name.as_ref().is_some_and(|name| name.trim().is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control)) {
-        return Err(ApiError::new(Code::BadRequest, "the parameter 'name' must have 1 to 200 characters, none of them a control character"));
+        return Err(ApiError::new(
+            Code::BadRequest,
+            "the parameter 'name' must have 1 to 200 characters, none of them a control character",
+        ));
     }
     Ok(answer(evaluations::import(&state, &caller, query.name, file).await?))
 }

@@ -125,7 +125,12 @@ pub struct LogFile {
         (status = 504, description = "The cluster did not answer in time")
     )
 )]
-async fn get_logs(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Query(query): Query<LogsQuery>) -> ApiResult<Json<Logs>> {
+async fn get_logs(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Query(query): Query<LogsQuery>,
+) -> ApiResult<Json<Logs>> {
     caller.require(Scope::EvaluationsRead)?;
     let tail = query.tail_lines.unwrap_or(200);
     let (run, cluster, files) = evaluations::logs(&state, &caller, &id, query.run, query.component.as_deref().unwrap_or(""), tail).await?;

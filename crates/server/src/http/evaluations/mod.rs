@@ -63,7 +63,11 @@ pub struct PreviewAnswer {
     post, path = "/v1/evaluation-previews", tag = "evaluations", security(("bearer" = []), ("session" = [])),
     request_body = Object, responses((status = 200, body = PreviewAnswer))
 )]
-async fn preview_evaluation(State(state): State<AppState>, caller: Caller, Json(request): Json<Value, LARGE_LIMIT>) -> ApiResult<Json<PreviewAnswer>> {
+async fn preview_evaluation(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(request): Json<Value, LARGE_LIMIT>,
+) -> ApiResult<Json<PreviewAnswer>> {
     caller.require(Scope::EvaluationsRead)?;
     let (preview, effective, warnings) = evaluations::preview(&state, &caller, &request).await?;
     Ok(Json(PreviewAnswer { workloads: preview.workloads, estimates: preview.estimates, rows: preview.rows, effective, warnings }))
@@ -124,7 +128,11 @@ struct ListQuery {
     get, path = "/v1/evaluations", tag = "evaluations", params(ListQuery), security(("bearer" = []), ("session" = [])),
     responses((status = 200, body = Page<EvaluationSummary>))
 )]
-async fn list_evaluations(State(state): State<AppState>, caller: Caller, Query(query): Query<ListQuery>) -> ApiResult<Json<Page<EvaluationSummary>>> {
+async fn list_evaluations(
+    State(state): State<AppState>,
+    caller: Caller,
+    Query(query): Query<ListQuery>,
+) -> ApiResult<Json<Page<EvaluationSummary>>> {
     caller.require(Scope::EvaluationsRead)?;
     let page = PageQuery { limit: query.limit, cursor: query.cursor };
     let status = match query.status.as_deref() {
@@ -143,7 +151,8 @@ async fn list_evaluations(State(state): State<AppState>, caller: Caller, Query(q
     if tags.len() > 20 {
         return Err(ApiError::new(Code::BadRequest, "the parameter 'tag' may be given 20 times at most"));
     }
-    let filter = EvaluationFilter { status, q: query.q.unwrap_or_default(), tags, before: page.cursor::<EvaluationId>()?, limit: page.limit()? };
+    let filter =
+        EvaluationFilter { status, q: query.q.unwrap_or_default(), tags, before: page.cursor::<EvaluationId>()?, limit: page.limit()? };
     Ok(Json(evaluations::list(&state, &caller, &filter).await?))
 }
 
@@ -160,7 +169,12 @@ struct GetQuery {
     get, path = "/v1/evaluations/{id}", tag = "evaluations", params(("id" = String, Path), GetQuery), security(("bearer" = []), ("session" = [])),
     responses((status = 200, body = EvaluationDetail))
 )]
-async fn get_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Query(query): Query<GetQuery>) -> ApiResult<Json<EvaluationDetail>> {
+async fn get_evaluation(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Query(query): Query<GetQuery>,
+) -> ApiResult<Json<EvaluationDetail>> {
     caller.require(Scope::EvaluationsRead)?;
     match query.wait.unwrap_or(0) {
         0 => Ok(Json(evaluations::detail(&state, &caller, &id).await?)),
@@ -182,7 +196,12 @@ struct ChangeEvaluation {
     patch, path = "/v1/evaluations/{id}", tag = "evaluations", params(("id" = String, Path)), security(("bearer" = []), ("session" = [])),
     request_body = ChangeEvaluation, responses((status = 200, body = EvaluationSummary))
 )]
-async fn change_evaluation(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Json(change): Json<ChangeEvaluation>) -> ApiResult<Json<EvaluationSummary>> {
+async fn change_evaluation(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Json(change): Json<ChangeEvaluation>,
+) -> ApiResult<Json<EvaluationSummary>> {
     caller.require(Scope::EvaluationsWrite)?;
     Ok(Json(evaluations::change(&state, &caller, &id, change.name, change.tags).await?))
 }

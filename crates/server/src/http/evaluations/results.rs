@@ -45,7 +45,12 @@ struct ScoresQuery {
     get, path = "/v1/evaluations/{id}/scores", tag = "evaluations", params(("id" = String, Path), ScoresQuery),
     security(("bearer" = []), ("session" = [])), responses((status = 200, body = Scores))
 )]
-async fn get_scores(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Query(query): Query<ScoresQuery>) -> ApiResult<Response> {
+async fn get_scores(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Query(query): Query<ScoresQuery>,
+) -> ApiResult<Response> {
     caller.require(Scope::EvaluationsRead)?;
     let scores = scores::scores(&state, &caller, &id, query.group_by.unwrap_or(GroupBy::Task)).await?;
     Ok(axum::Json(&*scores).into_response())
@@ -83,7 +88,12 @@ struct RowsQuery {
     get, path = "/v1/evaluations/{id}/rows", tag = "evaluations", params(("id" = String, Path), RowsQuery),
     security(("bearer" = []), ("session" = [])), responses((status = 200, body = Page<RowResult>))
 )]
-async fn list_rows(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Query(query): Query<RowsQuery>) -> ApiResult<Json<Page<RowResult>>> {
+async fn list_rows(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Query(query): Query<RowsQuery>,
+) -> ApiResult<Json<Page<RowResult>>> {
     caller.require(Scope::EvaluationsRead)?;
     let limit = query.limit.unwrap_or(DEFAULT_ROWS);
     if !(1..=MOST_ROWS).contains(&limit) {
@@ -108,7 +118,11 @@ async fn get_row(State(state): State<AppState>, caller: Caller, Path((id, row)):
     get, path = "/v1/evaluations/{id}/rows/{row}/reproduction", tag = "evaluations", params(("id" = String, Path), ("row" = u64, Path)),
     security(("bearer" = []), ("session" = [])), responses((status = 200, body = Reproduction), (status = 409, description = "Its model or environment is known by name only"))
 )]
-async fn get_reproduction(State(state): State<AppState>, caller: Caller, Path((id, row)): Path<(String, u64)>) -> ApiResult<Json<Reproduction>> {
+async fn get_reproduction(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path((id, row)): Path<(String, u64)>,
+) -> ApiResult<Json<Reproduction>> {
     caller.require(Scope::EvaluationsRead)?;
     Ok(Json(evaluations::reproduction(&state, &caller, &id, row).await?))
 }
@@ -128,7 +142,12 @@ struct ExportQuery {
     security(("bearer" = []), ("session" = [])),
     responses((status = 200, description = "The file", content((String = "application/x-ndjson"), (String = "text/csv"), (Object = "application/json"))))
 )]
-async fn export_rows(State(state): State<AppState>, caller: Caller, Path(id): Path<String>, Query(query): Query<ExportQuery>) -> ApiResult<Response> {
+async fn export_rows(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Query(query): Query<ExportQuery>,
+) -> ApiResult<Response> {
     caller.require(Scope::EvaluationsRead)?;
     let format = query.format.unwrap_or(Format::Jsonl);
     let exporter = evaluations::export(&state, &caller, &id, format).await?;

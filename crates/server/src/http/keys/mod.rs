@@ -104,19 +104,12 @@ async fn list_keys(State(state): State<AppState>, caller: Caller, Query(query): 
     request_body = CreateKey, responses((status = 201, body = KeyCreated))
 )]
 async fn create_key(State(state): State<AppState>, caller: Caller, Json(request): Json<CreateKey>) -> ApiResult<Response> {
-    let new = NewKey {
-        name: request.name,
-        scopes: request.scopes,
-        expires_at: request.expires_at.map(|at| at.timestamp_millis()),
-    };
+    let new = NewKey { name: request.name, scopes: request.scopes, expires_at: request.expires_at.map(|at| at.timestamp_millis()) };
     let (key, secret) = api_keys::create(&state, &caller, new).await?;
     let body = KeyCreated {
         key: Key::from(key),
         secret: secret.expose().to_owned(),
-        environment: Environment {
-            api_key: secret.expose().to_owned(),
-            platform_url: state.config.public_url.clone(),
-        },
+        environment: Environment { api_key: secret.expose().to_owned(), platform_url: state.config.public_url.clone() },
     };
     let mut response = (StatusCode::CREATED, axum::Json(body)).into_response();
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

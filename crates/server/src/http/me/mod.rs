@@ -16,7 +16,11 @@ use crate::state::AppState;
 use crate::store::organizations::Organization;
 
 pub fn router() -> OpenApiRouter<AppState> {
-    OpenApiRouter::new().routes(routes!(get_me)).routes(routes!(list_organizations)).routes(routes!(get_session, switch_session, end_session))
+    OpenApiRouter::new().routes(routes!(get_me)).routes(routes!(list_organizations)).routes(routes!(
+        get_session,
+        switch_session,
+        end_session
+    ))
 }
 
 /// Who the caller is.
@@ -142,11 +146,7 @@ fn session(caller: &Caller, organization: OrganizationId) -> Session {
         Credential::ApiKey { .. } => "apiKey",
         Credential::Browser { .. } => "browser",
     };
-    Session {
-        credential: credential.to_owned(),
-        user_id: caller.user_id.to_string(),
-        organization_id: organization.to_string(),
-    }
+    Session { credential: credential.to_owned(), user_id: caller.user_id.to_string(), organization_id: organization.to_string() }
 }
 
 /// The sign-in that this request uses.
@@ -169,13 +169,8 @@ pub struct SwitchSession {
     put, path = "/v1/me/session", tag = "me", security(("bearer" = []), ("session" = [])),
     request_body = SwitchSession, responses((status = 200, body = Session), (status = 404), (status = 409))
 )]
-async fn switch_session(
-    State(state): State<AppState>,
-    caller: Caller,
-    Json(request): Json<SwitchSession>,
-) -> ApiResult<Json<Session>> {
-    let organization =
-        request.organization_id.parse().map_err(|error: rlm_core::ids::InvalidId| ApiError::not_found(error.to_string()))?;
+async fn switch_session(State(state): State<AppState>, caller: Caller, Json(request): Json<SwitchSession>) -> ApiResult<Json<Session>> {
+    let organization = request.organization_id.parse().map_err(|error: rlm_core::ids::InvalidId| ApiError::not_found(error.to_string()))?;
     browser::switch(&state, &caller, organization).await?;
     Ok(Json(session(&caller, organization)))
 }

@@ -18,10 +18,7 @@ use crate::store::definitions::DefinitionKind;
 const KIND: DefinitionKind = DefinitionKind::Model;
 
 pub fn router() -> OpenApiRouter<AppState> {
-    OpenApiRouter::new()
-        .routes(routes!(register_model, list_models))
-        .routes(routes!(get_model))
-        .routes(routes!(describe_model))
+    OpenApiRouter::new().routes(routes!(register_model, list_models)).routes(routes!(get_model)).routes(routes!(describe_model))
 }
 
 /// Register a model, or its next version. Registering what the newest version says already changes nothing.
@@ -30,7 +27,11 @@ pub fn router() -> OpenApiRouter<AppState> {
     responses((status = 201, body = DefinitionDetail), (status = 200, description = "The newest version says so already", body = DefinitionDetail),
         (status = 409, description = "Another version is being registered at this moment"))
 )]
-async fn register_model(State(state): State<AppState>, caller: Caller, Json(new): Json<Register, { Register::LIMIT }>) -> ApiResult<(StatusCode, Json<DefinitionDetail>)> {
+async fn register_model(
+    State(state): State<AppState>,
+    caller: Caller,
+    Json(new): Json<Register, { Register::LIMIT }>,
+) -> ApiResult<(StatusCode, Json<DefinitionDetail>)> {
     caller.require(Scope::ModelsWrite)?;
     let (detail, fresh) = definitions::register(&state, &caller, KIND, &new.name, new.definition, new.describe).await?;
     Ok((if fresh { StatusCode::CREATED } else { StatusCode::OK }, Json(detail)))
@@ -41,7 +42,11 @@ async fn register_model(State(state): State<AppState>, caller: Caller, Json(new)
     get, path = "/v1/models", tag = "models", params(ListQuery), security(("bearer" = []), ("session" = [])),
     responses((status = 200, body = Page<DefinitionDetail>))
 )]
-async fn list_models(State(state): State<AppState>, caller: Caller, Query(query): Query<ListQuery>) -> ApiResult<Json<Page<DefinitionDetail>>> {
+async fn list_models(
+    State(state): State<AppState>,
+    caller: Caller,
+    Query(query): Query<ListQuery>,
+) -> ApiResult<Json<Page<DefinitionDetail>>> {
     caller.require(Scope::ModelsRead)?;
     let limit = query.limit()?;
     let (q, after) = (query.q.unwrap_or_default(), query.cursor.unwrap_or_default());
@@ -53,7 +58,12 @@ async fn list_models(State(state): State<AppState>, caller: Caller, Query(query)
     get, path = "/v1/models/{name}", tag = "models", params(("name" = String, Path), VersionQuery), security(("bearer" = []), ("session" = [])),
     responses((status = 200, body = DefinitionDetail))
 )]
-async fn get_model(State(state): State<AppState>, caller: Caller, Path(name): Path<String>, Query(query): Query<VersionQuery>) -> ApiResult<Json<DefinitionDetail>> {
+async fn get_model(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(name): Path<String>,
+    Query(query): Query<VersionQuery>,
+) -> ApiResult<Json<DefinitionDetail>> {
     caller.require(Scope::ModelsRead)?;
     Ok(Json(definitions::get(&state, &caller, KIND, &name, query.version).await?))
 }

@@ -93,11 +93,7 @@ async fn create_organization(
     get, path = "/v1/organizations/{id}", tag = "organization", params(("id" = String, Path)),
     security(("bearer" = []), ("session" = [])), responses((status = 200, body = Organization))
 )]
-async fn get_organization(
-    State(state): State<AppState>,
-    caller: Caller,
-    Path(id): Path<OrganizationId>,
-) -> ApiResult<Json<Organization>> {
+async fn get_organization(State(state): State<AppState>, caller: Caller, Path(id): Path<OrganizationId>) -> ApiResult<Json<Organization>> {
     Ok(Json(app::get(&state, &caller, id).await?.into()))
 }
 
@@ -121,11 +117,7 @@ async fn rename_organization(
     get, path = "/v1/organizations/{id}/members", tag = "organization", params(("id" = String, Path)),
     security(("bearer" = []), ("session" = [])), responses((status = 200, body = Page<Member>))
 )]
-async fn list_members(
-    State(state): State<AppState>,
-    caller: Caller,
-    Path(id): Path<OrganizationId>,
-) -> ApiResult<Json<Page<Member>>> {
+async fn list_members(State(state): State<AppState>, caller: Caller, Path(id): Path<OrganizationId>) -> ApiResult<Json<Page<Member>>> {
     let members = app::members(&state, &caller, id).await?;
     Ok(Json(Page { items: members.into_iter().map(Member::from).collect(), next_cursor: None }))
 }

@@ -25,9 +25,7 @@ button.first{background:var(--accent);border-color:var(--accent);color:var(--on-
 /// No script runs, nothing is loaded, nobody frames the page, forms go to this server.
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let hash = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(STYLE.as_bytes()));
-    let text = format!(
-        "default-src 'none'; style-src 'sha256-{hash}'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
-    );
+    let text = format!("default-src 'none'; style-src 'sha256-{hash}'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'");
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"))
 });
 

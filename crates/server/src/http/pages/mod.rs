@@ -327,7 +327,9 @@ async fn decide_device(
         Decision::Deny => None,
     };
     match device::decide(&state, &caller, &form.user_code, organization).await {
-        Ok(()) if organization.is_some() => page(StatusCode::OK, "Signed in", "<p>You can close this page and go back to your terminal.</p>"),
+        Ok(()) if organization.is_some() => {
+            page(StatusCode::OK, "Signed in", "<p>You can close this page and go back to your terminal.</p>")
+        }
         Ok(()) => page(StatusCode::OK, "Denied", "<p>The sign-in was denied. You can close this page.</p>"),
         Err(error) => error_page(&error),
     }

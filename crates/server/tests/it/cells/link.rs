@@ -202,12 +202,22 @@ async fn questions_are_answered_within_their_deadline() {
 async fn a_heartbeat_shows_nodes_and_conditions() {
     let plane = Plane::start().await;
     let cell = plane.joined("lab").await;
-    let node = v1::Node { name: "n1".to_owned(), gpu_product: "H100".to_owned(), gpu_count: 8, memory_bytes: 1 << 40, ..v1::Node::default() };
+    let node =
+        v1::Node { name: "n1".to_owned(), gpu_product: "H100".to_owned(), gpu_count: 8, memory_bytes: 1 << 40, ..v1::Node::default() };
     let hello = v1::Hello { inventory: Some(v1::Inventory { nodes: vec![node] }), ..cell.hello() };
     let agent = cell.connect_with(&plane, hello).await.unwrap();
-    let condition = v1::Condition { r#type: "SpoolHealthy".to_owned(), status: "False".to_owned(), reason: "Full".to_owned(), message: "no room".to_owned() };
+    let condition = v1::Condition {
+        r#type: "SpoolHealthy".to_owned(),
+        status: "False".to_owned(),
+        reason: "Full".to_owned(),
+        message: "no room".to_owned(),
+    };
     agent
-        .send(FromAgent::Heartbeat(v1::Heartbeat { conditions: vec![condition], spool_unacknowledged_records: 7, ..v1::Heartbeat::default() }))
+        .send(FromAgent::Heartbeat(v1::Heartbeat {
+            conditions: vec![condition],
+            spool_unacknowledged_records: 7,
+            ..v1::Heartbeat::default()
+        }))
         .await;
     let seen = plane.cluster_is(cell.cluster, "conditions", |seen| seen["unacknowledgedRecords"] == 7).await;
     assert_eq!(seen["conditions"], json!([{"type": "SpoolHealthy", "status": "False", "reason": "Full", "message": "no room"}]));

@@ -87,10 +87,8 @@ impl Plane {
     pub async fn stop(self) -> (TestUser, String) {
         self.stop.cancel();
         let cells = std::sync::Arc::clone(&self.server.state.cells);
-        until("sessions to end", || async {
-            if cells.connected().is_empty() { Ok(()) } else { Err(format!("{:?}", cells.connected())) }
-        })
-        .await;
+        until("sessions to end", || async { if cells.connected().is_empty() { Ok(()) } else { Err(format!("{:?}", cells.connected())) } })
+            .await;
         self.server.state.store.close().await;
         (self.owner.clone(), self.key.clone())
     }
@@ -208,7 +206,8 @@ impl Plane {
     /// (row, seed, reward) of every scored row.
     pub async fn scores(&self, evaluation: EvaluationId) -> Vec<(u64, u64, f64)> {
         use rlm_server::store::outcomes::RowOutcome;
-        let rows = self.server.state.store.outcomes(evaluation, (0, 1_000_000), (None, None), OutcomeFilter::Scored, 1_000_000).await.unwrap();
+        let rows =
+            self.server.state.store.outcomes(evaluation, (0, 1_000_000), (None, None), OutcomeFilter::Scored, 1_000_000).await.unwrap();
         rows.into_iter()
             .filter_map(|row| match row.result {
                 RowOutcome::Scored { reward, .. } => Some((row.row, row.seed, reward)),

@@ -100,6 +100,18 @@ async fn an_agent_lost_before_a_downtime_keeps_its_time() {
 }
 
 #[tokio::test]
+async fn runs_do_not_time_out_in_the_queue_while_the_control_plane_is_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let plane = Plane::with(|config| in_dir(config, dir.path())).await;
+    let cell = plane.joined("lab").await;
+    let evaluation = plane.submit(2, json!({"limits": {"queueTimeout": "1h"}})).await;
+    let (owner, key) = plane.stop().await;
+    let plane = Plane::again(dir.path(), &owner, &key, Duration::from_secs(7200)).await;
+    let mut agent = cell.connect(&plane).await;
+    assert_eq!(agent.assigned().await.0.evaluation_id, evaluation);
+}
+
+#[tokio::test]
 async fn a_restored_backup_gets_todays_records_again() {
     let dir = tempfile::tempdir().unwrap();
     let backup = tempfile::tempdir().unwrap();

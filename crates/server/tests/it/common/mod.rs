@@ -44,7 +44,25 @@ where
     database.drop().await;
 }
 
-/// The address of a fresh PostgreSQL database, where there is a server.
+/// Runs a test of the whole server on SQLite, and on PostgreSQL where there is one.
+pub async fn for_each_server<F, Fut>(test: F)
+where
+    F: Fn(Arc<TestServer>) -> Fut,
+    Fut: Future<Output = ()>,
+{
+    eprintln!("on SQLite");
+    test(Arc::new(TestServer::start().await)).await;
+    let Some(database) = postgres::fresh_database().await else { return };
+    eprintln!("on PostgreSQL");
+    let url = database.url.clone();
+    let server = Arc::new(TestServer::with(|config| config.database_url = url).await);
+    test(Arc::clone(&server)).await;
+    server.state.store.close().await;
+    drop(server);
+    database.drop().await;
+}
+
+/// The address of a new, empty PostgreSQL database; none when this machine has no PostgreSQL.
 pub async fn postgres_url() -> Option<String> {
     postgres::fresh_database().await.map(|database| database.url)
 }
@@ -90,11 +108,7 @@ impl TestServer {
         let stop = CancellationToken::new();
         let app = http::app(state.clone());
         tokio::spawn(http::serve::serve(listener, app, stop.clone(), Duration::from_secs(1)));
-        let http = reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .timeout(Duration::from_secs(30))
-            .build()
-            .unwrap();
+        let http = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(Duration::from_secs(30)).build().unwrap();
         Self { url: state.config.public_url.clone(), state, http, offset_ms, stop, dir }
     }
 

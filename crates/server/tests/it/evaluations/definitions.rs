@@ -27,15 +27,31 @@ async fn versions_count_up_and_never_change() {
     for lab in labs {
         for noun in ["models", "environments"] {
             let path = format!("/v1/{noun}");
-            let first = lab.server.post(&lab.token, &path, &json!({"name": "one", "definition": {"image": "registry.example.com/one:1"}})).await;
-            assert_eq!((first.status, &first.body["version"], &first.body["described"]), (StatusCode::CREATED, &json!(1), &json!(false)), "{}", first.text);
-            let again = lab.server.post(&lab.token, &path, &json!({"name": "one", "definition": {"image": "registry.example.com/one:1"}})).await;
+            let first =
+                lab.server.post(&lab.token, &path, &json!({"name": "one", "definition": {"image": "registry.example.com/one:1"}})).await;
+            assert_eq!(
+                (first.status, &first.body["version"], &first.body["described"]),
+                (StatusCode::CREATED, &json!(1), &json!(false)),
+                "{}",
+                first.text
+            );
+            let again =
+                lab.server.post(&lab.token, &path, &json!({"name": "one", "definition": {"image": "registry.example.com/one:1"}})).await;
             assert_eq!((again.status, &again.body["version"]), (StatusCode::OK, &json!(1)));
-            let next = lab.server.post(&lab.token, &path, &json!({"name": "one", "definition": {"image": "registry.example.com/one:2"}})).await;
+            let next =
+                lab.server.post(&lab.token, &path, &json!({"name": "one", "definition": {"image": "registry.example.com/one:2"}})).await;
             assert_eq!((next.status, &next.body["version"]), (StatusCode::CREATED, &json!(2)));
-            lab.server.post(&lab.token, &path, &json!({"name": "group/two", "definition": {"image": "registry.example.com/two:1"}})).await.ok();
+            lab.server
+                .post(&lab.token, &path, &json!({"name": "group/two", "definition": {"image": "registry.example.com/two:1"}}))
+                .await
+                .ok();
             let list = lab.get(&path).await;
-            let shown: Vec<String> = list["items"].as_array().unwrap().iter().map(|item| format!("{}:{}", item["name"].as_str().unwrap(), item["version"])).collect();
+            let shown: Vec<String> = list["items"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|item| format!("{}:{}", item["name"].as_str().unwrap(), item["version"]))
+                .collect();
             assert_eq!(shown, ["group/two:1", "one:2"]);
             let page = lab.get(&format!("{path}?limit=1")).await;
             assert_eq!(page["nextCursor"], "group/two");
@@ -82,12 +98,14 @@ async fn a_request_may_name_what_is_registered() {
     let lab = Lab::start().await;
     lab.server.post(&lab.token, "/v1/models", &json!({"name": "push", "definition": {"image": "registry.example.com/push:1"}})).await.ok();
     lab.server
-        .post(&lab.token, "/v1/environments", &json!({"name": "walks", "definition": {"image": "registry.example.com/walks:1"}, "describe": catalogue()}))
+        .post(
+            &lab.token,
+            "/v1/environments",
+            &json!({"name": "walks", "definition": {"image": "registry.example.com/walks:1"}, "describe": catalogue()}),
+        )
         .await
         .ok();
-    let named = |task: &str| {
-        json!({"models": [{"ref": "push:1"}], "tasks": [{"env": "walks", "taskId": task, "episodes": 2}, {"env": "walks:1", "taskId": "walk/b", "episodes": 2}]})
-    };
+    let named = |task: &str| json!({"models": [{"ref": "push:1"}], "tasks": [{"env": "walks", "taskId": task, "episodes": 2}, {"env": "walks:1", "taskId": "walk/b", "episodes": 2}]});
     let id = lab.submit(&named("walk/a")).await;
     let detail = lab.get(&format!("/v1/evaluations/{id}")).await;
     assert_eq!(detail["effective"]["tasks"][0]["params"], json!({"map": "a"}));
@@ -106,8 +124,13 @@ async fn a_request_may_name_what_is_registered() {
 #[tokio::test]
 async fn a_describe_document_can_come_later() {
     let lab = Lab::start().await;
-    lab.server.post(&lab.token, "/v1/environments", &json!({"name": "walks", "definition": {"image": "registry.example.com/walks:1"}})).await.ok();
-    let put = |name: &str, body: Value| lab.server.send(lab.server.request(Method::PUT, &format!("/v1/environments/{name}/describe")).bearer_auth(&lab.token).json(&body));
+    lab.server
+        .post(&lab.token, "/v1/environments", &json!({"name": "walks", "definition": {"image": "registry.example.com/walks:1"}}))
+        .await
+        .ok();
+    let put = |name: &str, body: Value| {
+        lab.server.send(lab.server.request(Method::PUT, &format!("/v1/environments/{name}/describe")).bearer_auth(&lab.token).json(&body))
+    };
     put("nothing", catalogue()).await.refused("not_found");
     put("walks", json!([])).await.refused("invalid_request");
     let mut model = catalogue();

@@ -173,7 +173,11 @@ async fn a_failed_run_errors_its_open_rows_and_late_scores_still_count() {
         let run = runs.remove(0);
         let mut payloads = vec![
             (run.id, run.generation, episode(&run.rows[0], 0, scored(1.0, Some(true)))),
-            (run.id, run.generation, status(Phase::Failed, Some(Failure::new(FailureCode::ModelStartFailed, "no such file").of("model-0")))),
+            (
+                run.id,
+                run.generation,
+                status(Phase::Failed, Some(Failure::new(FailureCode::ModelStartFailed, "no such file").of("model-0"))),
+            ),
             // In the same batch, behind the failure.
             (run.id, run.generation, episode(&run.rows[1], 0, scored(2.0, Some(true)))),
         ];
@@ -186,11 +190,16 @@ async fn a_failed_run_errors_its_open_rows_and_late_scores_still_count() {
         assert_eq!(counts(&lab, id).await["errored"], (rows - 2, rows - 2));
         let detail = lab.get(&format!("/v1/evaluations/{id}")).await;
         assert_eq!(detail["status"], "failed");
-        assert_eq!((detail["failures"][0]["count"].as_u64(), &detail["failures"][0]["example"]["code"]), (Some(rows - 2), &json!("model_start_failed")));
+        assert_eq!(
+            (detail["failures"][0]["count"].as_u64(), &detail["failures"][0]["example"]["code"]),
+            (Some(rows - 2), &json!("model_start_failed"))
+        );
         let state = detail["runs"].as_array().unwrap().iter().find(|one| one["id"] == run.id.to_string()).unwrap();
         assert_eq!((&state["state"], &state["failure"]["message"]), (&json!("failed"), &json!("no such file")));
         // Results that were on their way are in time for the rows, and for the evaluation.
-        lab.send(run.rows[2..].iter().map(|row| (run.id, run.generation, episode(row, 0, scored(3.0, Some(true))))).collect()).await.unwrap();
+        lab.send(run.rows[2..].iter().map(|row| (run.id, run.generation, episode(row, 0, scored(3.0, Some(true))))).collect())
+            .await
+            .unwrap();
         assert_eq!(counts(&lab, id).await["errored"], (0, 0));
         assert_eq!(lab.status(id).await, "completed");
     }
@@ -204,12 +213,7 @@ async fn a_run_that_ends_early_goes_on_while_it_brings_rows() {
         let id = lab.submit(&one).await;
         let run = lab.lease(id).await.remove(0);
         assert_eq!(run.rows.len(), 8);
-        lab.send(vec![
-            (run.id, 1, episode(&run.rows[0], 0, scored(1.0, None))),
-            (run.id, 1, status(Phase::Finished, None)),
-        ])
-        .await
-        .unwrap();
+        lab.send(vec![(run.id, 1, episode(&run.rows[0], 0, scored(1.0, None))), (run.id, 1, status(Phase::Finished, None))]).await.unwrap();
         let state = lab.server.state.store.run(run.id).await.unwrap().unwrap().head;
         assert_eq!((state.state, state.cluster), (rlm_core::run::RunState::Queued, None));
         assert_eq!(lab.status(id).await, "running");
@@ -244,7 +248,14 @@ async fn a_late_error_of_an_ended_run_does_not_close_a_row_that_is_retried() {
         assert_eq!(counts(&lab, id).await["errored"], (0, 0));
         let retried = lab.lease(id).await;
         assert!(retried.iter().all(|run| run.generation > 1), "attempts of a retry have keys of their own");
-        lab.send(retried.iter().flat_map(|run| run.rows.iter().map(|row| (run.id, run.generation, episode(row, 0, deterministic(row))))).collect()).await.unwrap();
+        lab.send(
+            retried
+                .iter()
+                .flat_map(|run| run.rows.iter().map(|row| (run.id, run.generation, episode(row, 0, deterministic(row)))))
+                .collect(),
+        )
+        .await
+        .unwrap();
         lab.send(retried.iter().map(|run| (run.id, run.generation, status(Phase::Finished, None))).collect()).await.unwrap();
         assert_eq!(lab.status(id).await, "completed");
         let row = lab.get(&format!("/v1/evaluations/{id}/rows/0")).await;
@@ -259,7 +270,12 @@ async fn a_reward_that_is_no_number_is_an_error_of_the_environment() {
     let lab = Lab::start().await;
     let id = lab.submit(&request("nan", 1)).await;
     let run = lab.lease(id).await.remove(0);
-    lab.send(vec![(run.id, 1, episode(&run.rows[0], 0, scored(f64::NAN, Some(true)))), (run.id, 1, episode(&run.rows[1], 0, scored(f64::INFINITY, None)))]).await.unwrap();
+    lab.send(vec![
+        (run.id, 1, episode(&run.rows[0], 0, scored(f64::NAN, Some(true)))),
+        (run.id, 1, episode(&run.rows[1], 0, scored(f64::INFINITY, None))),
+    ])
+    .await
+    .unwrap();
     assert_eq!(counts(&lab, id).await["errored"], (2, 2));
     let rows = lab.get(&format!("/v1/evaluations/{id}/rows?outcome=errored")).await;
     assert_eq!(rows["items"][0]["failure"]["code"], "environment_contract");
@@ -301,7 +317,10 @@ async fn waiting_metrics_and_provenance_are_shown() {
     assert_eq!((&shown["provenance"]["modelImageDigest"], &shown["metrics"]["episodes"]), (&json!("sha256:1"), &json!(3)));
     assert!(detail["waiting"].is_null() && detail["status"] == "running");
     let metrics = lab.get(&format!("{path}/metrics")).await;
-    assert_eq!((metrics["episodes"].as_u64(), metrics["envSteps"].as_u64(), metrics["series"][0]["count"].as_u64()), (Some(5), Some(50), Some(20)));
+    assert_eq!(
+        (metrics["episodes"].as_u64(), metrics["envSteps"].as_u64(), metrics["series"][0]["count"].as_u64()),
+        (Some(5), Some(50), Some(20))
+    );
 }
 
 #[tokio::test]

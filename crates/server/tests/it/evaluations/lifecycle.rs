@@ -59,7 +59,12 @@ async fn a_repeat_is_the_same_evaluation() {
         let again = lab.server.post(&lab.token, "/v1/evaluations", &first).await;
         assert_eq!((again.status, &again.body["id"]), (StatusCode::OK, &json!(id)));
         // The header means the same as the field.
-        let by_header = lab.server.request(Method::POST, "/v1/evaluations").bearer_auth(&lab.token).header("Idempotency-Key", "mine").json(&request("once", 1));
+        let by_header = lab
+            .server
+            .request(Method::POST, "/v1/evaluations")
+            .bearer_auth(&lab.token)
+            .header("Idempotency-Key", "mine")
+            .json(&request("once", 1));
         assert_eq!(lab.server.send(by_header).await.ok()["id"], json!(id));
         let mut other = request("other", 1);
         other["clientToken"] = json!("mine");
@@ -105,7 +110,8 @@ async fn bad_requests_name_everything_and_store_nothing() {
     bad["models"][1]["id"] = json!("a");
     let answer = lab.server.post(&lab.token, "/v1/evaluations", &bad).await.refused("invalid_request");
     assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY);
-    let paths: Vec<&str> = answer.body["error"]["details"].as_array().unwrap().iter().map(|problem| problem["path"].as_str().unwrap()).collect();
+    let paths: Vec<&str> =
+        answer.body["error"]["details"].as_array().unwrap().iter().map(|problem| problem["path"].as_str().unwrap()).collect();
     for path in ["colour", "tasks[0].episodes", "tasks[1].env", "models[1].id"] {
         assert!(paths.contains(&path), "{path} in {paths:?}");
     }
@@ -113,7 +119,12 @@ async fn bad_requests_name_everything_and_store_nothing() {
     many["clientToken"] = json!("many");
     lab.server.post(&lab.token, "/v1/evaluations", &many).await.refused("invalid_request");
     for body in ["", "{", "\u{feff}nonsense", "[]", "7"] {
-        let sent = lab.server.request(Method::POST, "/v1/evaluations").bearer_auth(&lab.token).header("content-type", "application/json").body(body);
+        let sent = lab
+            .server
+            .request(Method::POST, "/v1/evaluations")
+            .bearer_auth(&lab.token)
+            .header("content-type", "application/json")
+            .body(body);
         let answer = lab.server.send(sent).await;
         assert!([400, 422].contains(&answer.status.as_u16()), "{body:?}: {} {}", answer.status, answer.text);
     }
@@ -122,7 +133,8 @@ async fn bad_requests_name_everything_and_store_nothing() {
     let answer = lab.server.post(&lab.token, "/v1/evaluations", &foreign).await.refused("invalid_request");
     assert_eq!(answer.body["error"]["details"][0]["path"], "cluster");
     let huge = "x".repeat(33 * 1024 * 1024);
-    let sent = lab.server.request(Method::POST, "/v1/evaluations").bearer_auth(&lab.token).header("content-type", "application/json").body(huge);
+    let sent =
+        lab.server.request(Method::POST, "/v1/evaluations").bearer_auth(&lab.token).header("content-type", "application/json").body(huge);
     lab.server.send(sent).await.refused("too_large");
     assert_eq!(lab.get("/v1/evaluations").await["items"], json!([]));
 }
@@ -137,7 +149,8 @@ async fn lists_are_filtered_and_paged() {
             ids.push(lab.submit(&one).await.to_string());
         }
         ids.reverse();
-        let listed = |page: &Value| page["items"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+        let listed =
+            |page: &Value| page["items"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
         assert_eq!(listed(&lab.get("/v1/evaluations").await), ids);
         let first = lab.get("/v1/evaluations?limit=2").await;
         let cursor = first["nextCursor"].as_str().unwrap();
@@ -166,7 +179,9 @@ async fn names_and_tags_change() {
     assert_eq!((&changed["name"], &changed["tags"]), (&json!("new"), &json!({"suite": "smoke"})));
     let changed = lab.server.patch(&lab.token, &path, &json!({"tags": {"a": "b"}})).await.ok();
     assert_eq!((&changed["name"], &changed["tags"]), (&json!("new"), &json!({"a": "b"})));
-    for bad in [json!({"name": ""}), json!({"name": "a\nb"}), json!({"tags": {"": "x"}}), json!({"tags": {"a": 1}}), json!({"colour": "red"})] {
+    for bad in
+        [json!({"name": ""}), json!({"name": "a\nb"}), json!({"tags": {"": "x"}}), json!({"tags": {"a": 1}}), json!({"colour": "red"})]
+    {
         lab.server.patch(&lab.token, &path, &bad).await.refused("invalid_request");
     }
     assert_eq!(lab.get(&path).await["name"], "new");
@@ -225,7 +240,8 @@ async fn only_errored_rows_are_retried_with_their_seeds() {
         lab.server.post(&lab.token, &retries, &json!({})).await.refused("conflict");
         lab.play(id, |row| if row.row % 3 == 0 { errored("crashed") } else { deterministic(row) }).await;
         assert_eq!(lab.status(id).await, "failed");
-        let before: Vec<String> = export(&lab, id, "jsonl").await.lines().filter(|line| line.contains("\"scored\"")).map(str::to_owned).collect();
+        let before: Vec<String> =
+            export(&lab, id, "jsonl").await.lines().filter(|line| line.contains("\"scored\"")).map(str::to_owned).collect();
         let answer = lab.server.post(&lab.token, &retries, &json!({})).await.ok();
         assert_eq!((&answer["status"], &answer["progress"]["erroredEpisodes"]), (&json!("running"), &json!(0)));
         lab.server.post(&lab.token, &retries, &json!({})).await.refused("conflict");
@@ -255,7 +271,9 @@ async fn an_extension_appends_rows_and_changes_none() {
         lab.play(id, deterministic).await;
         let before = export(&lab, id, "jsonl").await;
         let extensions = format!("/v1/evaluations/{id}/extensions");
-        for bad in [json!({"episodes": 0}), json!({}), json!({"episodes": -1}), json!({"episodes": 1_000_000}), json!({"episodes": 1, "x": 1})] {
+        for bad in
+            [json!({"episodes": 0}), json!({}), json!({"episodes": -1}), json!({"episodes": 1_000_000}), json!({"episodes": 1, "x": 1})]
+        {
             lab.server.post(&lab.token, &extensions, &bad).await.refused("invalid_request");
         }
         let answer = lab.server.post(&lab.token, &extensions, &json!({"episodes": 3})).await.ok();
@@ -299,7 +317,12 @@ async fn a_clone_has_the_same_rows() {
     lab.play(copy, deterministic).await;
     assert_eq!(export(&lab, copy, "csv").await, export(&lab, id, "csv").await);
     assert_eq!(lab.get(&format!("/v1/evaluations/{copy}")).await["name"], "copy");
-    for bad in [json!({"name": ""}), json!({"cluster": "cl_x"}), json!({"cluster": rlm_core::ids::ClusterId::generate().to_string()}), json!({"colour": 1})] {
+    for bad in [
+        json!({"name": ""}),
+        json!({"cluster": "cl_x"}),
+        json!({"cluster": rlm_core::ids::ClusterId::generate().to_string()}),
+        json!({"colour": 1}),
+    ] {
         lab.server.post(&lab.token, &clones, &bad).await.refused("invalid_request");
     }
     let pinned = lab.server.post(&lab.token, &clones, &json!({"cluster": lab.cluster.to_string()})).await.ok();
@@ -341,7 +364,9 @@ async fn nothing_of_another_organization_is_there() {
     for rest in ["", "?wait=1", "/scores", "/metrics", "/rows", "/rows/0", "/rows/0/reproduction", "/export", "/events", "/logs"] {
         lab.server.get(&key, &format!("{path}{rest}")).await.refused("not_found");
     }
-    for (rest, body) in [("/cancellations", json!({})), ("/retries", json!({})), ("/extensions", json!({"episodes": 1})), ("/clones", json!({}))] {
+    for (rest, body) in
+        [("/cancellations", json!({})), ("/retries", json!({})), ("/extensions", json!({"episodes": 1})), ("/clones", json!({}))]
+    {
         lab.server.post(&key, &format!("{path}{rest}"), &body).await.refused("not_found");
     }
     lab.server.patch(&key, &path, &json!({"name": "theirs"})).await.refused("not_found");

@@ -139,7 +139,13 @@ pub async fn cluster(server: &TestServer, owner: &TestUser, name: &str) -> Clust
     };
     let mut write = server.state.store.write().await.unwrap();
     write.insert_cluster(&row).await.unwrap();
-    let start = SessionStart { instance_id: INSTANCE.to_owned(), executor: "kubernetes".to_owned(), versions: Versions::default(), nodes: Vec::new(), now_ms };
+    let start = SessionStart {
+        instance_id: INSTANCE.to_owned(),
+        executor: "kubernetes".to_owned(),
+        versions: Versions::default(),
+        nodes: Vec::new(),
+        now_ms,
+    };
     write.begin_session(id, &start).await.unwrap();
     write.commit().await.unwrap();
     id
@@ -177,7 +183,12 @@ pub fn failure(message: &str) -> Failure {
 }
 
 pub fn status(phase: v1::run_status::Phase, failure: Option<Failure>) -> Payload {
-    Payload::RunStatus(v1::RunStatus { phase: phase.into(), failure: failure.as_ref().map(Into::into), at_unix_ms: 1_700_000_000_000, ..Default::default() })
+    Payload::RunStatus(v1::RunStatus {
+        phase: phase.into(),
+        failure: failure.as_ref().map(Into::into),
+        at_unix_ms: 1_700_000_000_000,
+        ..Default::default()
+    })
 }
 
 /// What a row brings, from its seed and model alone.

@@ -76,7 +76,10 @@ async fn a_catalogue_is_read_from_the_code() {
     assert_eq!((created.status, &created.body["warnings"]), (StatusCode::CREATED, &json!([])), "{}", created.text);
     assert_eq!(asked.load(Ordering::SeqCst), 2, "what was asked a moment ago is not asked again");
     let detail = plane.server.get(&plane.key, &format!("/v1/evaluations/{}", created.body["id"].as_str().unwrap())).await.ok();
-    assert_eq!((&detail["effective"]["tasks"][0]["params"], &detail["effective"]["tasks"][1]["params"]), (&json!({"map": "a"}), &json!({"map": "c"})));
+    assert_eq!(
+        (&detail["effective"]["tasks"][0]["params"], &detail["effective"]["tasks"][1]["params"]),
+        (&json!({"map": "a"}), &json!({"map": "c"}))
+    );
 }
 
 #[tokio::test]
@@ -84,9 +87,12 @@ async fn what_the_code_refuses_is_refused_at_once() {
     let plane = Plane::start().await;
     let cell = plane.joined("laptop").await;
     let (_, _agent) = describing(cell.connect(&plane).await);
-    let refused = plane.server.post(&plane.key, "/v1/evaluations", &inline("policies:Broken", "walk/zero")).await.refused("invalid_request");
+    let refused =
+        plane.server.post(&plane.key, "/v1/evaluations", &inline("policies:Broken", "walk/zero")).await.refused("invalid_request");
     let problems = refused.body["error"]["details"].as_array().unwrap();
-    let message = |path: &str| problems.iter().find(|problem| problem["path"] == path).unwrap_or_else(|| panic!("{path} in {problems:?}"))["message"].to_string();
+    let message = |path: &str| {
+        problems.iter().find(|problem| problem["path"] == path).unwrap_or_else(|| panic!("{path} in {problems:?}"))["message"].to_string()
+    };
     assert!(message("models[0].entrypoint").contains("no module torch"));
     assert!(message("tasks[0].taskId").contains("selects nothing"));
     let mut deep = inline("policies:Chunks", "walk/a");
@@ -119,7 +125,8 @@ async fn registering_asks_the_cell_too() {
     assert_eq!(plane.server.post(&plane.key, "/v1/environments", &environment).await.ok()["described"], true);
     let image = json!({"name": "image", "definition": {"image": "registry.example.com/walks:1"}});
     assert_eq!(plane.server.post(&plane.key, "/v1/environments", &image).await.ok()["described"], false);
-    let broken = plane.server.post(&plane.key, "/v1/models", &json!({"name": "broken", "definition": {"entrypoint": "policies:Broken"}})).await.ok();
+    let broken =
+        plane.server.post(&plane.key, "/v1/models", &json!({"name": "broken", "definition": {"entrypoint": "policies:Broken"}})).await.ok();
     assert!(broken["warnings"].to_string().contains("no module torch"), "{broken}");
     assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
