@@ -51,13 +51,20 @@ $(CARGO_DENY):
 format: ## format the code
 	$(CARGO) fmt
 
+TEST_ENV = RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" RLMESH_TEST_BIN="$(BIN)" \
+	RLMESH_TEST_VENV="$$(scripts/venv.sh scripts/python/requirements-test.txt)" \
+	RLMESH_TEST_VENV_RC5="$$(scripts/venv.sh scripts/python/requirements-rc5.txt)"
+
 .PHONY: test
-test: check build ## all tests
-	export RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" RLMESH_TEST_BIN="$(BIN)"; \
-	export RLMESH_TEST_VENV="$$(scripts/venv.sh scripts/python/requirements-test.txt)"; \
-	export RLMESH_TEST_VENV_RC5="$$(scripts/venv.sh scripts/python/requirements-rc5.txt)"; \
-	"$$RLMESH_TEST_VENV/bin/python" -m pytest -q -p no:cacheprovider examples/tests; \
-	$(CARGO) test $(FLAGS) --workspace
+test: check build ## unit tests, examples, statistics, request checking, and the demo
+	"$$(scripts/venv.sh scripts/python/requirements-test.txt)/bin/python" -m pytest -q -p no:cacheprovider examples/tests
+	$(TEST_ENV) $(CARGO) test $(FLAGS) --workspace --lib --bins \
+		--test request_suite --test stats_reference --test stats_published --test stats_properties
+	$(MAKE) demo
+
+.PHONY: test-system
+test-system: build ## every test, those across processes and databases too (not yet part of `make test`)
+	$(TEST_ENV) $(CARGO) test $(FLAGS) --workspace --no-fail-fast
 
 .PHONY: generate
 generate: ## regenerate the request reference and other generated files
