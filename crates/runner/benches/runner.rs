@@ -17,7 +17,7 @@ use rlm_runner::{Address, Tuning, dial};
 use rlmesh_proto::core::v1::EnvSpec;
 use rlmesh_proto::env::v1 as env;
 use rlmesh_proto::model::v1 as model;
-use rlmesh_proto::spaces::v1::{BoxSpec, DataType, DictSpec, MetaMap, SpaceSpec, SpaceValue, space_spec::Spec};
+use rlmesh_proto::spaces::v1::{BoxSpec, DataType, DictSpec, MetaMap, SpaceSpec, SpaceValue, box_spec::Bounds, space_spec::Spec};
 use support::agent::{Agent, block, run_spec, task};
 use support::env::EnvSettings;
 use support::model::ModelSettings;
@@ -189,8 +189,16 @@ fn cartpole(python: &Path) {
 }
 
 fn camera_predicts(python: &Path) {
-    let image = SpaceSpec { shape: vec![224, 224, 3], dtype: DataType::Uint8.into(), spec: Some(Spec::Box(BoxSpec::default())) };
-    let state = SpaceSpec { shape: vec![8], dtype: DataType::Float32.into(), spec: Some(Spec::Box(BoxSpec::default())) };
+    let image = SpaceSpec {
+        shape: vec![224, 224, 3],
+        dtype: DataType::Uint8.into(),
+        spec: Some(Spec::Box(BoxSpec { bounds: Some(Bounds::Unbounded(true)) })),
+    };
+    let state = SpaceSpec {
+        shape: vec![8],
+        dtype: DataType::Float32.into(),
+        spec: Some(Spec::Box(BoxSpec { bounds: Some(Bounds::Unbounded(true)) })),
+    };
     let observation_space = SpaceSpec {
         spec: Some(Spec::Dict(DictSpec {
             keys: vec!["front".into(), "wrist".into(), "state".into()],

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use prost::Message as _;
 use rlm_api::cluster::v1;
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::{HeldRun, Kind, NewRecord, Outcomes, Position, RunEnd, RunKey};
@@ -286,7 +287,7 @@ impl Db {
         let mut rows = statement.query([from as i64])?;
         while let Some(row) = rows.next()? {
             let (sequence, sum): (i64, i64) = (row.get(0)?, row.get(1)?);
-            let payload = row.get_ref(2)?.as_blob().map_err(|_| corrupt("a payload is not a blob"))?;
+            let payload = bytes_of(row.get_ref(2)?);
             bytes += payload.len() + 16;
             if bytes > max_bytes && !records.is_empty() {
                 break;
@@ -367,6 +368,14 @@ impl Db {
             .query_row([self.position.acknowledged as i64], |row| row.get(0))
             .optional()?;
         Ok(oldest.unwrap_or(0))
+    }
+}
+
+/// What stands in a payload's place. Anything but bytes is damage, which the checksum then shows.
+pub(super) fn bytes_of(value: ValueRef<'_>) -> &[u8] {
+    match value {
+        ValueRef::Blob(bytes) | ValueRef::Text(bytes) => bytes,
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => &[],
     }
 }
 

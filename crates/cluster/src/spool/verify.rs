@@ -76,7 +76,7 @@ fn check(connection: &Connection, report: &mut Report) -> Result<(), rusqlite::E
     while let Some(row) = rows.next()? {
         let (sequence, sum): (i64, i64) = (row.get(0)?, row.get(1)?);
         let sequence = sequence as u64;
-        let payload: Vec<u8> = row.get(2)?;
+        let payload = super::db::bytes_of(row.get_ref(2)?);
         let mut problem = |text: String| {
             if report.problems.len() < MAX_PROBLEMS {
                 report.problems.push(text);
@@ -87,9 +87,9 @@ fn check(connection: &Connection, report: &mut Report) -> Result<(), rusqlite::E
         } else if sequence != report.last + 1 {
             problem(format!("records {} to {} are missing", report.last + 1, sequence - 1));
         }
-        if i64::from(crc32fast::hash(&payload)) != sum {
+        if i64::from(crc32fast::hash(payload)) != sum {
             problem(format!("record {sequence}: its checksum is wrong"));
-        } else if let Err(error) = v1::Record::decode(payload.as_slice()) {
+        } else if let Err(error) = v1::Record::decode(payload) {
             problem(format!("record {sequence}: {error}"));
         }
         report.records += 1;

@@ -124,14 +124,16 @@ async fn a_killed_agent_goes_on_where_it_was_and_leaves_nothing_behind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runs_go_on_while_cut_off_and_lost_acks_cost_nothing() {
     let plane = ControlPlane::new();
-    plane.with(|state| state.lose_acks = true);
     let server = plane.serve(0).await;
     let cell = Cell::new(server.port);
     let mut agent = cell.start(&plane, &[]);
     plane.wait("a session", |state| state.sessions == 1).await;
-    let run = cell.run(json!({"row_ms": 5}), json!({}), 200);
+    let run = cell.run(json!({"row_ms": 10}), json!({}), 200);
     plane.assign(run.assign.clone(), run.reference());
     plane.wait("progress", |state| scored(state).len() >= 20).await;
+    plane.with(|state| state.lose_acks = true);
+    // Some more arrive, and no more than the agent sends without an answer.
+    plane.wait("unanswered records", |state| scored(state).len() >= 24).await;
     server.stop.cancel();
     plane.cut();
     // Long enough for the run to end meanwhile.
@@ -141,7 +143,7 @@ async fn runs_go_on_while_cut_off_and_lost_acks_cost_nothing() {
     plane.wait("the end", |state| phases(state).contains(&Phase::Finished)).await;
     expect_rows(&plane, 200);
     assert!(before < 200, "the outage came too late to show anything");
-    // Nothing was acknowledged so far: a new session gets it all again.
+    // The last records were not acknowledged: at a new session the control plane says that it has them.
     plane.with(|state| state.lose_acks = false);
     plane.cut();
     plane.wait("an empty spool", |state| state.heartbeats.last().is_some_and(|beat| beat.spool_unacknowledged_records == 0)).await;

@@ -125,14 +125,19 @@ impl Write {
         row.as_ref().map(|row| unsigned(row, 0)).transpose()
     }
 
-    /// Whether the cluster may take a run now.
-    pub async fn takes_runs(&mut self, cluster: ClusterId) -> Result<bool, StoreError> {
-        let row = sqlx::query("SELECT 1 FROM clusters WHERE id = $1 AND archived_at IS NULL AND draining = 0")
-            .bind(cluster.to_string())
-            .fetch_optional(&mut *self.tx)
-            .await
-            .attempt("read a cluster's state")?;
-        Ok(row.is_some())
+    /// Whether the cluster may take a run now, and this is its newest session. Under a lock, so that a session that begins
+    /// next finds the lease.
+    pub async fn takes_runs(&mut self, cluster: ClusterId, session_generation: u64) -> Result<bool, StoreError> {
+        let done = sqlx::query(
+            "UPDATE clusters SET session_generation = session_generation WHERE id = $1 AND session_generation = $2 AND archived_at IS NULL
+             AND draining = 0",
+        )
+        .bind(cluster.to_string())
+        .bind(signed(session_generation))
+        .execute(&mut *self.tx)
+        .await
+        .attempt("read a cluster's state")?;
+        Ok(done.rows_affected() > 0)
     }
 
     /// Notes why a queued run waits; nothing when it is not queued any more.

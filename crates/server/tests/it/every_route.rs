@@ -315,6 +315,20 @@ async fn nobody_reaches_another_organizations_things() {
     assert!(reached >= 10, "the paths name real things: their owner reaches {reached}");
 }
 
+#[tokio::test]
+async fn event_streams_end_with_the_server() {
+    let server = TestServer::start().await;
+    let owner = server.organization("lab").await;
+    let path = things(&server, &owner).await("/v1/evaluations/{id}/events");
+    let key = server.key(&owner).await;
+    let mut stream = server.request(Method::GET, &path).bearer_auth(&key).send().await.unwrap();
+    assert_eq!(stream.headers()["content-type"], "text/event-stream");
+    assert!(stream.chunk().await.unwrap().is_some(), "it begins with where things stand");
+    server.stop();
+    let ended = async { while stream.chunk().await.unwrap().is_some() {} };
+    tokio::time::timeout(Duration::from_secs(5), ended).await.unwrap();
+}
+
 async fn expect(server: &TestServer, route: &Route, user: &TestUser, token: &str, name: &str, scopes: &[Scope]) {
     let (status, text) = status(server, route, user.organization, Some(token)).await;
     let what = format!("{} {} by {name}: {status} {text}", route.method, route.path);

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod accounts;
+mod binary;
 mod cells;
 mod clusters;
 mod common;

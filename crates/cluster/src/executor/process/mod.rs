@@ -12,6 +12,7 @@ mod leftovers;
 mod logs;
 mod policy;
 mod recipes;
+mod report;
 mod run;
 mod runner;
 
@@ -259,7 +260,7 @@ impl ProcessExecutor {
                     ("gpu", format!("the next run needs {} GPUs and fewer of this cell's {} are free", need.total(), self.devices))
                 }
             };
-            let status = run::status(Phase::Waiting, cause, &message, now_ms(), None, None);
+            let status = report::status(Phase::Waiting, cause, &message, now_ms(), None, None);
             let spool = self.context.spool.clone();
             self.context.tasks.spawn(async move {
                 if let Err(error) = spool.append(vec![NewRecord::status(key, status)]).await {
@@ -301,8 +302,8 @@ impl ProcessExecutor {
     }
 
     async fn fail(&self, key: RunKey, failure: &Failure) {
-        let status = run::status(Phase::Failed, "", "", now_ms(), Some(failure), None);
-        run::record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Failed).await;
+        let status = report::status(Phase::Failed, "", "", now_ms(), Some(failure), None);
+        report::record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Failed).await;
     }
 
     async fn refuse(&self, key: RunKey, problem: String) {
@@ -409,8 +410,8 @@ impl Executor for ProcessExecutor {
         if !queued && self.held(key).await.is_some_and(|held| held.ended) {
             return;
         }
-        let status = run::status(Phase::Cancelled, "", "", now_ms(), None, None);
-        run::record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Cancelled).await;
+        let status = report::status(Phase::Cancelled, "", "", now_ms(), None, None);
+        report::record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Cancelled).await;
         self.schedule();
     }
 

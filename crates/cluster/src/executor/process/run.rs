@@ -3,6 +3,8 @@
 //!
 //! While an append waits for the spool, the runner's messages wait too (that is the back-pressure), and a cancel does not.
 
+mod wind_up;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +26,7 @@ use super::components::{Components, Role};
 use super::launch;
 use super::policy::{After, RUNNER_STARTS, after_runner_exit};
 use super::recipes::RunRecipes;
+use super::report::{merge, record_end, status};
 use super::runner::{RunnerExit, RunnerHandle};
 use super::{Context, devices::Grant, now_ms};
 use crate::runners::FromRunner;
@@ -53,12 +56,6 @@ const MAX_PODS: u32 = 256;
 const MAX_LANES: u32 = 4096;
 /// How long a runner has to say `Done` once its model was given up.
 const GIVEN_UP: Duration = Duration::from_secs(30);
-/// How long a runner that said `Done` may take to end.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// How long a runner that was told to stop may send results.
-const LAST_RESULTS: Duration = Duration::from_millis(350);
-const HURRY_LIMIT: Duration = Duration::from_secs(5);
-const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// What follows a commit.
 enum Then {
@@ -176,32 +173,6 @@ async fn prepare(
     recipes.make_folders().map_err(|error| Failure::new(FailureCode::AgentError, format!("the run's folder can't be made: {error}")))?;
     let components = Components::new(recipes, context.launcher.clone(), context.node.clone(), attempts, news);
     Ok((components, provenance))
-}
-
-/// A terminal status of a run without an actor.
-pub(super) async fn record_end(context: &Context, key: RunKey, record: NewRecord, end: RunEnd) {
-    if let Err(error) = context.spool.append_end(vec![record], key, end).await {
-        tracing::error!(run = %key, %error, "the end of a run could not be stored");
-    }
-}
-
-pub(super) fn status(
-    phase: Phase,
-    cause: &str,
-    message: &str,
-    since_ms: i64,
-    failure: Option<&Failure>,
-    provenance: Option<&Provenance>,
-) -> v1::RunStatus {
-    v1::RunStatus {
-        phase: phase.into(),
-        waiting_cause: cause.to_owned(),
-        waiting_message: message.to_owned(),
-        since_unix_ms: since_ms,
-        failure: failure.map(v1::Failure::from),
-        provenance_json: provenance.and_then(|provenance| serde_json::to_string(provenance).ok()).unwrap_or_default(),
-        at_unix_ms: now_ms(),
-    }
 }
 
 impl Run {
@@ -584,108 +555,8 @@ impl Run {
             }
         }
     }
-
-    /// Ends what runs, keeps the results that are still on their way, and says how the run ended if nobody did yet.
-    async fn wind_up(
-        &mut self,
-        asked: Option<Ask>,
-        inbox: &mut mpsc::Receiver<News>,
-        messages: &mut mpsc::Receiver<FromRunner>,
-        exits: &mut mpsc::Receiver<RunnerExit>,
-    ) {
-        let hurry = asked.is_some();
-        let runner = self.runner.take();
-        let mut results = Vec::new();
-        if let Some(runner) = &runner {
-            if hurry {
-                // Asked first, so that it hears of no component's end and sends what it has.
-                runner.end(false);
-                results = self.last_results(messages, exits).await;
-            } else {
-                // It ends by itself once it has heard that the run is over.
-                let _ = tokio::time::timeout(FAREWELL, exits.recv()).await;
-            }
-            runner.end(hurry);
-        }
-        let limit = if hurry { HURRY_LIMIT } else { STOP_LIMIT };
-        self.components.end_all(hurry, limit, inbox).await;
-        if let Some(runner) = &runner
-            && tokio::time::timeout(limit, runner.ended()).await.is_err()
-        {
-            tracing::error!(run = %self.key(), "the runner does not end");
-        }
-        self.stream = None;
-        self.context.runners.forget(self.key().run_id, &self.to_actor);
-        if let Some(ask) = asked {
-            self.keep_results(results).await;
-            let key = self.key();
-            match ask {
-                Ask::Shutdown => {}
-                Ask::Cancel => {
-                    let status = status(Phase::Cancelled, "", "", now_ms(), None, Some(&self.provenance));
-                    record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Cancelled).await;
-                }
-                Ask::Stop => {
-                    if let Err(error) = self.context.spool.end(key, RunEnd::Stopped).await {
-                        tracing::error!(run = %key, %error, "the end of a stopped run could not be stored");
-                    }
-                }
-            }
-        }
-        self.components.recipes().remove_folders();
-    }
-
-    /// What a runner that was told to stop still sends, until it has ended or its time is up.
-    async fn last_results(&mut self, messages: &mut mpsc::Receiver<FromRunner>, exits: &mut mpsc::Receiver<RunnerExit>) -> Vec<NewRecord> {
-        let mut records = Vec::new();
-        let deadline = tokio::time::sleep(LAST_RESULTS);
-        tokio::pin!(deadline);
-        loop {
-            tokio::select! {
-                biased;
-                message = messages.recv() => match message {
-                    Some(FromRunner::Message { message: Message::Episodes(episodes), .. }) => records.extend(self.episode_records(episodes.episodes)),
-                    Some(FromRunner::Message { stream, message: Message::Done(done) }) => self.acknowledge(stream, done.sequence),
-                    Some(FromRunner::Message { .. } | FromRunner::Attached { .. } | FromRunner::Detached { .. }) => {}
-                    None => return records,
-                },
-                _ = exits.recv() => return records,
-                () = &mut deadline => return records,
-            }
-        }
-    }
-
-    /// Stores the results that the runner sent before it was ended.
-    async fn keep_results(&mut self, results: Vec<NewRecord>) {
-        let mut records: Vec<NewRecord> =
-            self.outbox.drain(..).filter(|batch| batch.end.is_none()).flat_map(|batch| batch.records).collect();
-        records.extend(results);
-        if records.is_empty() {
-            return;
-        }
-        let stored = tokio::time::timeout(Duration::from_secs(10), self.context.spool.append(records)).await;
-        if !matches!(stored, Ok(Ok(()))) {
-            tracing::warn!(run = %self.key(), "results that were not acknowledged yet could not be stored; their rows are open");
-        }
-    }
 }
 
 fn is_cancelled(failure: &v1::Failure) -> bool {
     failure.code == FailureCode::Cancelled.as_str()
-}
-
-/// What the runner found out, with what only the agent knows.
-fn merge(ours: Provenance, runner: Provenance) -> Provenance {
-    Provenance {
-        checkpoint_digests: ours.checkpoint_digests,
-        node: ours.node,
-        gpu_product: ours.gpu_product.or(runner.gpu_product),
-        gpu_driver: ours.gpu_driver.or(runner.gpu_driver),
-        agent_version: ours.agent_version,
-        lanes: runner.lanes.or(ours.lanes),
-        lanes_per_pod: runner.lanes_per_pod.or(ours.lanes_per_pod),
-        execution_horizon: runner.execution_horizon.or(ours.execution_horizon),
-        prefetch_lead: runner.prefetch_lead.or(ours.prefetch_lead),
-        ..runner
-    }
 }

@@ -1,5 +1,4 @@
-//! Decisions about an agent's link: who may open a session, whether a cluster counts as connected, what of the agent's runs
-//! differs from the leases. Pure.
+//! Decisions about an agent's link: who may open a session, whether a cluster counts as connected. Pure.
 
 use rlm_core::error::{Code, Error};
 use rlm_core::ids::RunId;
@@ -59,12 +58,6 @@ pub fn admit(
 /// A run at a generation.
 pub type Held = (RunId, u64);
 
-/// The leases that the agent does not hold, in order.
-#[must_use]
-pub fn unknown_to_agent(leased: &[Held], held: &[Held]) -> Vec<Held> {
-    leased.iter().filter(|lease| !held.contains(lease)).copied().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,11 +94,5 @@ mod tests {
             }
             prop_assert_eq!(here(seen.max(since) + after), false);
         }
-    }
-
-    #[test]
-    fn leases_at_another_generation_are_unknown() {
-        let (one, two) = (RunId::generate(), RunId::generate());
-        assert_eq!(unknown_to_agent(&[(one, 1), (two, 3)], &[(one, 1), (two, 2)]), vec![(two, 3)]);
     }
 }

@@ -48,8 +48,6 @@ pub enum Ending {
     CredentialRetired,
     /// Nothing was heard for too long.
     Silent,
-    /// What has to be told did not get through.
-    Slow,
     Shutdown,
     /// The control plane could not store what the agent sent.
     StoreFailed,
@@ -68,7 +66,6 @@ impl Ending {
                 (Code::Unauthenticated, "the control credential of this session was replaced and its overlap has ended; use the new one", 0)
             }
             Self::Silent => (Code::DeadlineExceeded, "nothing was heard from this agent for too long; connect again", 0),
-            Self::Slow => (Code::Unavailable, "this agent reads too slowly to be told of its runs; connect again", 1000),
             Self::Shutdown => (Code::Unavailable, "the control plane is restarting; connect again", 1000),
             Self::StoreFailed => (Code::Unavailable, "the control plane could not store what was sent; send it again", 1000),
         };
@@ -89,8 +86,6 @@ pub(crate) struct Live {
     pending: requests::Pending,
     /// Cancellations told in this session.
     cancels: Mutex<HashSet<link::Held>>,
-    /// Whether the agent has been told of the leases that were there before.
-    caught_up: AtomicBool,
 }
 
 impl Live {
@@ -113,11 +108,23 @@ impl Live {
     }
 }
 
-/// A place in an agent's queue, for one assignment.
+/// A place in the queue of one session, for one assignment.
 pub struct Place {
-    cluster: ClusterId,
     session_generation: u64,
     permit: mpsc::OwnedPermit<Outbound>,
+}
+
+impl Place {
+    /// The lease is stored only while this is the cluster's newest session: a later one reads it from the database.
+    #[must_use]
+    pub const fn session_generation(&self) -> u64 {
+        self.session_generation
+    }
+
+    /// Tells the agent of a lease that is stored.
+    pub fn send(self, assign: v1::Assign) {
+        self.permit.send(server_message::Message::Assign(assign).into());
+    }
 }
 
 /// The live sessions of this process.
@@ -282,27 +289,11 @@ impl Cells {
     #[must_use]
     pub fn place(&self, cluster: ClusterId) -> Option<Place> {
         let live = self.get(cluster)?;
-        if live.out.capacity() <= RESERVED || !live.caught_up.load(Ordering::Acquire) {
+        if live.out.capacity() <= RESERVED {
             return None;
         }
         let permit = live.out.clone().try_reserve_owned().ok()?;
-        Some(Place { cluster, session_generation: live.session_generation, permit })
-    }
-
-    /// Tells the agent of a lease that is stored. A session that began since the place was taken gets it instead; one that
-    /// begins later reads it from the database.
-    pub fn assign(&self, place: Place, assign: v1::Assign) {
-        let message = server_message::Message::Assign(assign).into();
-        match self.get(place.cluster) {
-            Some(live) if live.session_generation != place.session_generation => {
-                if live.out.try_send(message).is_err() {
-                    live.end(Ending::Slow);
-                }
-            }
-            Some(_) | None => {
-                place.permit.send(message);
-            }
-        }
+        Some(Place { session_generation: live.session_generation, permit })
     }
 }
 
@@ -322,7 +313,6 @@ mod tests {
             credential_ends: AtomicI64::new(i64::MAX),
             pending: requests::Pending::default(),
             cancels: Mutex::default(),
-            caught_up: AtomicBool::new(true),
         };
         (Arc::new(live), receiver)
     }
@@ -359,22 +349,6 @@ mod tests {
         assert!(receiver.try_recv().is_ok());
         assert!(receiver.try_recv().is_ok());
         assert!(receiver.try_recv().is_err());
-    }
-
-    #[test]
-    fn an_assignment_goes_to_the_session_that_is_there_now() {
-        let cells = Cells::new();
-        let cluster = ClusterId::generate();
-        let ((older, mut old_queue), (newer, mut new_queue)) = (live(cluster, 1), live(cluster, 2));
-        assert!(cells.enter(&older));
-        let (first, second) = (cells.place(cluster).unwrap(), cells.place(cluster).unwrap());
-        cells.assign(first, v1::Assign::default());
-        assert!(old_queue.try_recv().is_ok());
-        assert!(cells.enter(&newer));
-        cells.assign(second, v1::Assign::default());
-        assert!(old_queue.try_recv().is_err() && new_queue.try_recv().is_ok());
-        newer.caught_up.store(false, Ordering::Release);
-        assert!(cells.place(cluster).is_none(), "not before it knows of the leases that there are");
     }
 
     #[test]

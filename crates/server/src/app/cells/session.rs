@@ -3,7 +3,7 @@
 //! filling memory.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -68,7 +68,8 @@ where
         cluster = %agent.cluster, name = agent.cluster_name, generation = session.live.session_generation, instance = session.instance_id,
         version = hello.versions.as_ref().map_or("", |versions| versions.agent.as_str()), "an agent connected"
     );
-    let ended = session.run(&state, &hello, &mut inbound).await;
+    state.cells.wake();
+    let ended = session.run(&state, &mut inbound).await;
     state.cells.leave(&session.live);
     match ended {
         End::ByAgent(reason) => {
@@ -157,7 +158,6 @@ impl Session {
             credential_ends: AtomicI64::new(agent.retires_at.unwrap_or(i64::MAX)),
             pending: Pending::default(),
             cancels: Mutex::default(),
-            caught_up: AtomicBool::new(false),
         });
         let mut session = Self {
             live,
@@ -244,16 +244,14 @@ impl Session {
         }
     }
 
-    async fn run<S>(&mut self, state: &AppState, hello: &v1::Hello, inbound: &mut S) -> End
+    async fn run<S>(&mut self, state: &AppState, inbound: &mut S) -> End
     where
         S: Stream<Item = Result<AgentMessage, String>> + Unpin + Send,
     {
         let mut ending = self.live.ending.subscribe();
-        if let Err(end) = self.catch_up(state, hello).await {
+        if let Err(end) = self.catch_up(state).await {
             return end;
         }
-        self.live.caught_up.store(true, Ordering::Release);
-        state.cells.wake();
         // Held over when a batch of records met another message.
         let mut next: Option<AgentMessage> = None;
         loop {
@@ -295,19 +293,10 @@ impl Session {
         }
     }
 
-    /// What the agent does not know yet: runs leased while the session began, cancellations, new values of its credentials.
-    async fn catch_up(&self, state: &AppState, hello: &v1::Hello) -> Result<(), End> {
+    /// What the agent may have missed: cancellations, new values of its credentials.
+    async fn catch_up(&self, state: &AppState) -> Result<(), End> {
         let slow = || End::ByAgent("it does not read what is sent to it".to_owned());
         let runs = state.store.runs_of_cluster(self.live.cluster).await.map_err(|error| self.failed(&error))?;
-        let leased: Vec<Held> = runs.iter().filter(|run| !run.cancel_requested).map(|run| (run.id, run.generation)).collect();
-        let known: Vec<Held> = held(hello).into_iter().chain(self.unnamed.iter().copied()).collect();
-        for (run, generation) in link::unknown_to_agent(&leased, &known) {
-            match scheduler::leases::assignment(state, run, generation).await {
-                Ok(Some(assign)) => self.deliver(server_message::Message::Assign(assign)).await.map_err(|()| slow())?,
-                Ok(None) => {}
-                Err(error) => return Err(self.failed(&error)),
-            }
-        }
         for run in runs.iter().filter(|run| run.cancel_requested) {
             state.cells.cancel(self.live.cluster, run.id, run.generation);
         }

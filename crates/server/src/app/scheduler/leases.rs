@@ -102,14 +102,15 @@ pub async fn fail(state: &AppState, id: RunId, evaluation: EvaluationId, failure
     Ok(())
 }
 
-/// Hands a queued run to a cluster. None: it, its evaluation or the cluster changed meanwhile.
-pub async fn lease(state: &AppState, id: RunId, cluster: ClusterId) -> Result<Option<u64>, StoreError> {
+/// Hands a queued run to the agent of this session. None: the run, its evaluation, the cluster or the session changed
+/// meanwhile.
+pub async fn lease(state: &AppState, id: RunId, cluster: ClusterId, session_generation: u64) -> Result<Option<u64>, StoreError> {
     let now_ms = state.clock.now_ms();
     let mut write = state.store.write().await?;
     let Some(generation) = write.lease_run(id, cluster, now_ms).await? else { return Ok(None) };
     let Some(run) = write.lock_run(id).await? else { return Ok(None) };
     let Some(evaluation) = write.lock_evaluation(run.head.evaluation).await? else { return Ok(None) };
-    if evaluation.cancel_requested_at.is_some() || !write.takes_runs(cluster).await? {
+    if evaluation.cancel_requested_at.is_some() || !write.takes_runs(cluster, session_generation).await? {
         return Ok(None);
     }
     ingest::settle(&mut write, run.head.evaluation, now_ms).await?;

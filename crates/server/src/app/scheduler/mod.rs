@@ -214,12 +214,13 @@ fn candidate(state: &AppState, cluster: &ClusterRow, placed: u64, room: usize) -
     }
 }
 
-/// Leases the run, then tells the cluster. When the process ends in between, the agent is told when it reconnects.
+/// Leases the run, then tells the agent. When the session ends in between, the next one finds that the agent does not name the
+/// run, and it is given out anew.
 async fn assign(state: &AppState, run: &OpenRun, cluster: ClusterId, place: Place) -> Result<(), StoreError> {
-    let Some(generation) = leases::lease(state, run.id, cluster).await? else { return Ok(()) };
+    let Some(generation) = leases::lease(state, run.id, cluster, place.session_generation()).await? else { return Ok(()) };
     let Some(assignment) = leases::assignment(state, run.id, generation).await? else { return Ok(()) };
     tracing::info!(run = %run.id, evaluation = %run.evaluation, %cluster, generation, "a run was handed to a cluster");
-    state.cells.assign(place, assignment);
+    place.send(assignment);
     Ok(())
 }
 

@@ -11,9 +11,12 @@ use super::plane::{Plane, Spool, expected, held, until};
 
 #[tokio::test]
 async fn a_run_is_assigned_and_its_results_count() {
-    let plane = Plane::start().await;
+    a_run_is_assigned_and_its_results_count_on(&Plane::start().await).await;
+}
+
+pub async fn a_run_is_assigned_and_its_results_count_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
-    let mut agent = cell.connect(&plane).await;
+    let mut agent = cell.connect(plane).await;
     assert_eq!((agent.welcome.durable, agent.welcome.session_generation), (0, 1));
     assert_eq!(agent.welcome.epoch, &*plane.server.state.epoch);
     let evaluation = plane.submit(5, json!({})).await;
@@ -37,9 +40,12 @@ async fn a_run_is_assigned_and_its_results_count() {
 
 #[tokio::test]
 async fn results_that_are_sent_again_count_once_and_acknowledgements_are_merged() {
-    let plane = Plane::start().await;
+    results_that_are_sent_again_count_once_and_acknowledgements_are_merged_on(&Plane::start().await).await;
+}
+
+pub async fn results_that_are_sent_again_count_once_and_acknowledgements_are_merged_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
-    let mut agent = cell.connect(&plane).await;
+    let mut agent = cell.connect(plane).await;
     let evaluation = plane.submit(5000, json!({})).await;
     let (run, rows) = agent.assigned().await;
     let mut spool = Spool::default();
@@ -72,9 +78,12 @@ async fn a_gap_in_the_records_is_refused_and_nothing_of_it_stored() {
 
 #[tokio::test]
 async fn a_cancelled_evaluation_ends_when_the_cluster_says_so() {
-    let plane = Plane::start().await;
+    a_cancelled_evaluation_ends_when_the_cluster_says_so_on(&Plane::start().await).await;
+}
+
+pub async fn a_cancelled_evaluation_ends_when_the_cluster_says_so_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
-    let mut agent = cell.connect(&plane).await;
+    let mut agent = cell.connect(plane).await;
     let evaluation = plane.submit(5, json!({})).await;
     let (run, rows) = agent.assigned().await;
     let mut spool = Spool::default();
@@ -132,9 +141,12 @@ async fn a_cancelled_run_that_the_agent_never_got_ends_at_once() {
 
 #[tokio::test]
 async fn drain_places_nothing_and_is_done_when_nothing_is_left() {
-    let plane = Plane::start().await;
+    drain_places_nothing_and_is_done_when_nothing_is_left_on(&Plane::start().await).await;
+}
+
+pub async fn drain_places_nothing_and_is_done_when_nothing_is_left_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
-    let mut agent = cell.connect(&plane).await;
+    let mut agent = cell.connect(plane).await;
     let first = plane.submit(2, json!({})).await;
     let (run, rows) = agent.assigned().await;
     let path = format!("/v1/clusters/{}", cell.cluster);
@@ -165,9 +177,12 @@ async fn drain_places_nothing_and_is_done_when_nothing_is_left() {
 
 #[tokio::test]
 async fn a_disconnected_clusters_run_moves_after_its_time_and_late_results_count() {
-    let plane = Plane::start().await;
+    a_disconnected_clusters_run_moves_after_its_time_and_late_results_count_on(&Plane::start().await).await;
+}
+
+pub async fn a_disconnected_clusters_run_moves_after_its_time_and_late_results_count_on(plane: &Plane) {
     let (one, two) = (plane.joined("one").await, plane.joined("two").await);
-    let mut first = one.connect(&plane).await;
+    let mut first = one.connect(plane).await;
     let evaluation = plane.submit(6, json!({"limits": {"reassignAfter": "10m"}})).await;
     let (run, rows) = first.assigned().await;
     let mut spool = Spool::default();
@@ -177,16 +192,16 @@ async fn a_disconnected_clusters_run_moves_after_its_time_and_late_results_count
     drop(first);
     plane.server.advance(Duration::from_secs(30));
     plane.lost(one.cluster).await;
-    let mut second = two.connect(&plane).await;
+    let mut second = two.connect(plane).await;
     second.hears_nothing().await;
     plane.server.advance(Duration::from_secs(600));
-    let mut second = two.connect(&plane).await;
+    let mut second = two.connect(plane).await;
     let (moved, open) = second.assigned().await;
     assert_eq!((moved.run_id, moved.generation), (run.run_id, 2));
     assert_eq!(open.iter().map(|block| (block.first_row, block.count)).collect::<Vec<_>>(), [(2, 4)], "finished rows do not move");
     // The first comes back with results of its generation, and is told that it holds nothing any more.
     spool.scores(&run, &rows, 2, 4);
-    let mut first = one.connect_with(&plane, v1::Hello { runs: vec![held(&run)], acknowledged: 2, ..one.hello() }).await.unwrap();
+    let mut first = one.connect_with(plane, v1::Hello { runs: vec![held(&run)], acknowledged: 2, ..one.hello() }).await.unwrap();
     assert!(first.welcome.runs.is_empty() && first.welcome.durable == 2);
     first.records(spool.after(2)).await;
     first.acknowledged(4).await;
@@ -220,17 +235,20 @@ async fn an_evaluation_bound_to_a_cluster_waits_for_it() {
 
 #[tokio::test]
 async fn what_can_not_run_fails_with_the_reason() {
-    let plane = Plane::start().await;
+    what_can_not_run_fails_with_the_reason_on(&Plane::start().await).await;
+}
+
+pub async fn what_can_not_run_fails_with_the_reason_on(plane: &Plane) {
     let mut cell = plane.joined("k").await;
     cell.executor = "kubernetes".to_owned();
-    let _agent = cell.connect(&plane).await;
+    let _agent = cell.connect(plane).await;
     let wrong_kind = plane.submit(2, json!({"cluster": cell.cluster.to_string()})).await;
     plane.becomes(wrong_kind, EvaluationStatus::Failed).await;
     let run = plane.server.state.store.run_heads(wrong_kind, 1).await.unwrap().remove(0);
     assert_eq!(run.failure.as_ref().map(|failure| failure.code), Some(FailureCode::NotRunnableHere), "{run:?}");
 
     let away = plane.joined("away").await;
-    drop(away.connect(&plane).await);
+    drop(away.connect(plane).await);
     plane.session_ended(away.cluster).await;
     let late = plane.submit(2, json!({"cluster": away.cluster.to_string(), "limits": {"queueTimeout": "1h"}})).await;
     plane.server.advance(Duration::from_secs(3601));

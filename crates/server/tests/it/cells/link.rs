@@ -30,21 +30,24 @@ async fn the_same_agent_takes_over_from_its_older_session() {
 
 #[tokio::test]
 async fn another_agent_is_refused_while_the_first_is_connected() {
-    let plane = Plane::start().await;
+    another_agent_is_refused_while_the_first_is_connected_on(&Plane::start().await).await;
+}
+
+pub async fn another_agent_is_refused_while_the_first_is_connected_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
-    let mut first = cell.connect(&plane).await;
+    let mut first = cell.connect(plane).await;
     let evaluation = plane.submit(3, json!({})).await;
     let (run, _) = first.assigned().await;
     let other = Cell { instance: uuid_text(), ..cell.clone() };
-    let refused = other.connect_with(&plane, other.hello()).await.err().unwrap();
+    let refused = other.connect_with(plane, other.hello()).await.err().unwrap();
     assert_eq!(code(&refused), "cluster_has_live_agent");
     first.heartbeat(0).await;
     plane.server.advance(Duration::from_secs(10));
     drop(first);
-    let refused = other.connect_with(&plane, other.hello()).await.err().unwrap();
+    let refused = other.connect_with(plane, other.hello()).await.err().unwrap();
     assert_eq!(code(&refused), "cluster_has_live_agent", "a broken connection is no loss yet");
     plane.server.advance(Duration::from_secs(30));
-    let mut second = other.connect(&plane).await;
+    let mut second = other.connect(plane).await;
     assert!(second.welcome.runs.is_empty(), "what the first held, this one does not");
     let (again, rows) = second.assigned().await;
     assert_eq!((again.run_id, again.generation), (run.run_id, 2));
@@ -54,10 +57,13 @@ async fn another_agent_is_refused_while_the_first_is_connected() {
 
 #[tokio::test]
 async fn loss_is_shown_within_thirty_seconds_and_by_the_servers_clock() {
-    let plane = Plane::start().await;
+    loss_is_shown_within_thirty_seconds_and_by_the_servers_clock_on(&Plane::start().await).await;
+}
+
+pub async fn loss_is_shown_within_thirty_seconds_and_by_the_servers_clock_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
     assert_eq!(plane.get_cluster(cell.cluster).await["status"], "pending");
-    let mut agent = cell.connect(&plane).await;
+    let mut agent = cell.connect(plane).await;
     let before = plane.cluster_is(cell.cluster, "connected", |seen| seen["status"] == "connected").await;
     plane.server.advance(Duration::from_secs(20));
     agent.heartbeat(0).await;
@@ -68,23 +74,26 @@ async fn loss_is_shown_within_thirty_seconds_and_by_the_servers_clock() {
     let lost = plane.cluster_is(cell.cluster, "disconnected", |seen| seen["status"] == "disconnected").await;
     assert_eq!(agent.goodbye().await.code, "deadline_exceeded");
     assert!(lost["lastSeenAt"].as_str().unwrap() >= after["lastSeenAt"].as_str().unwrap());
-    let _agent = cell.connect(&plane).await;
+    let _agent = cell.connect(plane).await;
     plane.cluster_is(cell.cluster, "connected again", |seen| seen["status"] == "connected").await;
 }
 
 #[tokio::test]
 async fn an_archived_cluster_is_told_and_let_in_no_more() {
-    let plane = Plane::start().await;
+    an_archived_cluster_is_told_and_let_in_no_more_on(&Plane::start().await).await;
+}
+
+pub async fn an_archived_cluster_is_told_and_let_in_no_more_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
     let token = plane.token(cell.cluster).await;
-    let mut agent = cell.connect(&plane).await;
+    let mut agent = cell.connect(plane).await;
     let evaluation = plane.submit(3, json!({"cluster": cell.cluster.to_string()})).await;
     agent.assigned().await;
     let path = format!("/v1/clusters/{}/archive", cell.cluster);
     assert_eq!(plane.server.post(&plane.key, &path, &json!({})).await.ok()["status"], "archived");
     let goodbye = agent.goodbye().await;
     assert_eq!(goodbye.code, "cluster_archived");
-    let refused = cell.connect_with(&plane, cell.hello()).await.err().unwrap();
+    let refused = cell.connect_with(plane, cell.hello()).await.err().unwrap();
     assert_eq!(code(&refused), "cluster_archived");
     assert_eq!(code(&plane.join(&token, &uuid_text()).await.unwrap_err()), "cluster_archived");
     plane.becomes(evaluation, EvaluationStatus::Failed).await;
@@ -98,9 +107,12 @@ async fn an_archived_cluster_is_told_and_let_in_no_more() {
 
 #[tokio::test]
 async fn a_rotated_credential_is_handed_over_and_the_old_one_works_for_a_day() {
-    let plane = Plane::start().await;
+    a_rotated_credential_is_handed_over_and_the_old_one_works_for_a_day_on(&Plane::start().await).await;
+}
+
+pub async fn a_rotated_credential_is_handed_over_and_the_old_one_works_for_a_day_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
-    let mut agent = cell.connect(&plane).await;
+    let mut agent = cell.connect(plane).await;
     let path = format!("/v1/clusters/{}/credentials", cell.cluster);
     let rotated = plane.server.post(&plane.key, &format!("{path}/rotate"), &json!({"purpose": "control"})).await.ok();
     assert_eq!(rotated["delivered"], true);
@@ -112,12 +124,12 @@ async fn a_rotated_credential_is_handed_over_and_the_old_one_works_for_a_day() {
     plane.server.post(&plane.key, &format!("{path}/rotate"), &json!({"purpose": "relay"})).await.refused("conflict");
     plane.server.post(&plane.key, &format!("{path}/rotate"), &json!({"purpose": "root"})).await.refused("invalid_request");
     // An agent that missed it is told when it connects, until it uses the new one.
-    let mut late = cell.connect(&plane).await;
+    let mut late = cell.connect(plane).await;
     assert!(matches!(late.next().await, Some(ToAgent::Rotate(_))));
     let new = Cell { control: rotated["secret"].as_str().unwrap().to_owned(), ..cell.clone() };
-    let mut renewed = new.connect(&plane).await;
+    let mut renewed = new.connect(plane).await;
     renewed.hears_nothing().await;
-    let old = cell.connect(&plane).await;
+    let old = cell.connect(plane).await;
     drop(renewed);
     let listed = plane.server.get(&plane.key, &path).await.ok();
     let statuses: Vec<(&str, &str)> =
@@ -128,8 +140,8 @@ async fn a_rotated_credential_is_handed_over_and_the_old_one_works_for_a_day() {
     plane.server.advance(Duration::from_secs(24 * 3600));
     let code_of_end = old.goodbye().await.code;
     assert!(["unauthenticated", "deadline_exceeded"].contains(&code_of_end.as_str()), "{code_of_end}");
-    assert_eq!(code(&cell.connect_with(&plane, cell.hello()).await.err().unwrap()), "unauthenticated");
-    new.connect(&plane).await;
+    assert_eq!(code(&cell.connect_with(plane, cell.hello()).await.err().unwrap()), "unauthenticated");
+    new.connect(plane).await;
     plane.server.post(&plane.key, &format!("{path}/rotate"), &json!({"purpose": "control"})).await.ok();
 }
 
@@ -200,12 +212,15 @@ async fn questions_are_answered_within_their_deadline() {
 
 #[tokio::test]
 async fn a_heartbeat_shows_nodes_and_conditions() {
-    let plane = Plane::start().await;
+    a_heartbeat_shows_nodes_and_conditions_on(&Plane::start().await).await;
+}
+
+pub async fn a_heartbeat_shows_nodes_and_conditions_on(plane: &Plane) {
     let cell = plane.joined("lab").await;
     let node =
         v1::Node { name: "n1".to_owned(), gpu_product: "H100".to_owned(), gpu_count: 8, memory_bytes: 1 << 40, ..v1::Node::default() };
     let hello = v1::Hello { inventory: Some(v1::Inventory { nodes: vec![node] }), ..cell.hello() };
-    let agent = cell.connect_with(&plane, hello).await.unwrap();
+    let agent = cell.connect_with(plane, hello).await.unwrap();
     let condition = v1::Condition {
         r#type: "SpoolHealthy".to_owned(),
         status: "False".to_owned(),

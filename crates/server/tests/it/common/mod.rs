@@ -120,6 +120,11 @@ impl TestServer {
         self.dir.path()
     }
 
+    /// Begins the server's end.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+
     /// Moves the server's clock forward.
     pub fn advance(&self, by: Duration) {
         self.offset_ms.fetch_add(i64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
