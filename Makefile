@@ -56,24 +56,38 @@ TEST_ENV = RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.tx
 	RLMESH_TEST_VENV_RC5="$$(scripts/venv.sh scripts/python/requirements-rc5.txt)"
 
 .PHONY: test
-test: check build ## unit tests, examples, statistics, request checking, and the demo
+test: check build ## everything: lints, unit tests, examples, control plane, agent, runner, whole installations, the demo
 	"$$(scripts/venv.sh scripts/python/requirements-test.txt)/bin/python" -m pytest -q -p no:cacheprovider examples/tests
-	$(TEST_ENV) $(CARGO) test $(FLAGS) --workspace --lib --bins \
-		--test request_suite --test stats_reference --test stats_published --test stats_properties
+	$(TEST_ENV) $(CARGO) test $(FLAGS) --workspace
 	$(MAKE) demo
-
-.PHONY: test-system
-test-system: build ## every test, those across processes and databases too (not yet part of `make test`)
-	$(TEST_ENV) $(CARGO) test $(FLAGS) --workspace --no-fail-fast
 
 .PHONY: generate
 generate: ## regenerate the request reference and other generated files
-	UPDATE=1 $(CARGO) test $(FLAGS) -p rlm-core --test request_suite
+	UPDATE=1 $(CARGO) test $(FLAGS) --workspace --test request_suite
+
+RELEASE_BIN := $(CARGO_TARGET_DIR)/release
+BENCH = RLMESH_TEST_BIN="$(RELEASE_BIN)" RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" \
+	$(CARGO) bench $(FLAGS) --workspace --bench
+
+.PHONY: build-release
+build-release: needs
+	$(CARGO) build $(FLAGS) --release --workspace --bins
+
+.PHONY: bench
+bench: bench-runner bench-spool bench-rows bench-memory ## every figure
 
 .PHONY: bench-runner
 bench-runner: needs ## figures of the runner, beside its peers
-	RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" $(CARGO) bench $(FLAGS) -p rlm-runner --bench runner
+	$(BENCH) runner
 
 .PHONY: bench-spool
 bench-spool: needs ## figures of the agent's spool
-	$(CARGO) bench $(FLAGS) -p rlm-cluster --bench spool
+	$(BENCH) spool
+
+.PHONY: bench-rows
+bench-rows: build-release ## figures of an evaluation of 1,000,000 rows
+	$(BENCH) rows
+
+.PHONY: bench-memory
+bench-memory: build-release ## idle memory of server and agent
+	$(BENCH) memory

@@ -192,6 +192,8 @@ pub struct RowResult {
     pub conformance_warnings: u32,
     #[schema(value_type = Option<Object>)]
     pub failure: Option<Failure>,
+    /// Attempts that ended and said how, the one that counts among them. One cut off before that (its runner was killed) said
+    /// nothing and was run again under the same seed.
     pub attempts: u32,
     pub started_at: Option<DateTime<Utc>>,
     pub duration_ms: Option<u64>,

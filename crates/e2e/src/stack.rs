@@ -184,6 +184,16 @@ impl Stack {
         self.wait_for_cluster("connected", Duration::from_secs(20)).await
     }
 
+    /// Process id of the server or the agent, while it runs.
+    #[must_use]
+    pub fn process_id(&self, component: Component) -> Option<u32> {
+        match component {
+            Component::Server => self.server.as_ref().map(Process::id),
+            Component::Agent => self.agent.as_ref().map(Process::id),
+            Component::Runner | Component::Environment | Component::Model => None,
+        }
+    }
+
     /// Starts the agent again, with the state it has.
     pub fn start_agent(&mut self) -> anyhow::Result<()> {
         self.agent = Some(Process::start("rlmesh-cluster-agent", &mut self.agent_command(), &self.folder().join("agent.log"))?);

@@ -64,10 +64,9 @@ pub fn tools() -> Option<Tools> {
 }
 
 fn find() -> Result<Tools, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .canonicalize()
-        .map_err(|error| format!("the source tree is not there: {error}"))?;
+    // Asked at run time: a target folder may be shared by several checkouts.
+    let package = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("these tests are started by cargo")?);
+    let root = package.ancestors().find(|folder| folder.join("Cargo.lock").is_file()).ok_or("the source tree is not there")?.to_owned();
     let bin = match std::env::var_os("RLMESH_TEST_BIN") {
         Some(bin) => PathBuf::from(bin),
         None => beside_the_tests()?,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rlm_api::cluster::v1;
 use rlm_api::cluster::v1::cluster_service_client::ClusterServiceClient;
 use rlm_core::tokens::{Secret, SecretKind};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::backoff::Backoff;
@@ -29,6 +30,8 @@ pub struct Joiner {
     pub max_backoff: Duration,
     pub poll: Duration,
     pub health: Health,
+    /// Told when new credentials are stored, so that nobody waits for the next look at the file.
+    pub joined: Arc<Notify>,
 }
 
 impl Joiner {
@@ -44,7 +47,7 @@ impl Joiner {
             {
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    joined = self.join(&token) => if !joined { refused = Some(token.hash()) },
+                    joined = self.join(&token) => if joined { self.joined.notify_one() } else { refused = Some(token.hash()) },
                 }
             }
             if once {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rlm_api::cluster::v1;
 use rlm_core::tokens::Secret;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::backoff::Backoff;
@@ -63,6 +63,7 @@ pub async fn run(options: Options, admin: rlm_process::Admin, stop: Cancellation
     executor.resume().await?;
     let versions = v1::Versions { agent: env!("CARGO_PKG_VERSION").to_owned(), chart: String::new(), kubernetes: String::new() };
     let mut parts = tokio::task::JoinSet::new();
+    let joined = Arc::new(Notify::new());
     if let Some(token_file) = options.join_token_file.clone() {
         let joiner = Joiner {
             server: server.clone(),
@@ -73,12 +74,21 @@ pub async fn run(options: Options, admin: rlm_process::Admin, stop: Cancellation
             max_backoff: options.max_backoff(),
             poll: options.poll(),
             health: health.clone(),
+            joined: Arc::clone(&joined),
         };
         let stop = stop.clone();
         parts.spawn(async move { joiner.run(stop).await });
     }
     let (announce, credential) = watch::channel(None);
-    parts.spawn(watch_credential(state.credentials_path(), announce, options.poll(), health.clone(), stop.clone()));
+    let watcher = CredentialWatcher {
+        path: state.credentials_path(),
+        announce,
+        poll: options.poll(),
+        joined,
+        health: health.clone(),
+        stop: stop.clone(),
+    };
+    parts.spawn(watcher.run());
     parts.spawn({
         let (executor, stop) = (executor.clone(), stop.clone());
         async move { executor.prune_logs(stop).await }
@@ -168,37 +178,50 @@ async fn keep_session(setup: &Setup, mut credential: watch::Receiver<Option<Secr
     }
 }
 
-/// Follows the credentials file by looking: it may be replaced whole, and more than once.
-async fn watch_credential(path: PathBuf, announce: watch::Sender<Option<Secret>>, poll: Duration, health: Health, stop: CancellationToken) {
-    let mut seen = None;
-    let mut complained = false;
-    loop {
-        match state_dir::read_credentials(&path).and_then(|read| match read {
-            Some((digest, credentials)) if seen != Some(digest) => Ok(Some((digest, credentials.control()?))),
-            Some(_) | None => Ok(None),
-        }) {
-            Ok(Some((digest, secret))) => {
-                seen = Some(digest);
-                complained = false;
-                announce.send_if_modified(|known| {
-                    let changed = known.as_ref() != Some(&secret);
-                    *known = Some(secret);
-                    changed
-                });
-            }
-            Ok(None) => {}
-            Err(error) => {
-                // It may be in the middle of being written; said once.
-                if !complained {
-                    tracing::error!("{error:#}; the credential known so far stays in use");
-                    health.new_credential_refused(&format!("{error:#}"));
+/// Follows the credentials file by looking: it may be replaced whole, and more than once, by others too.
+struct CredentialWatcher {
+    path: PathBuf,
+    announce: watch::Sender<Option<Secret>>,
+    poll: Duration,
+    /// Woken when this agent itself has stored new credentials.
+    joined: Arc<Notify>,
+    health: Health,
+    stop: CancellationToken,
+}
+
+impl CredentialWatcher {
+    async fn run(self) {
+        let mut seen = None;
+        let mut complained = false;
+        loop {
+            match state_dir::read_credentials(&self.path).and_then(|read| match read {
+                Some((digest, credentials)) if seen != Some(digest) => Ok(Some((digest, credentials.control()?))),
+                Some(_) | None => Ok(None),
+            }) {
+                Ok(Some((digest, secret))) => {
+                    seen = Some(digest);
+                    complained = false;
+                    self.announce.send_if_modified(|known| {
+                        let changed = known.as_ref() != Some(&secret);
+                        *known = Some(secret);
+                        changed
+                    });
                 }
-                complained = true;
+                Ok(None) => {}
+                Err(error) => {
+                    // It may be in the middle of being written; said once.
+                    if !complained {
+                        tracing::error!("{error:#}; the credential known so far stays in use");
+                        self.health.new_credential_refused(&format!("{error:#}"));
+                    }
+                    complained = true;
+                }
             }
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(poll) => {}
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = self.joined.notified() => {}
+                () = tokio::time::sleep(self.poll) => {}
+            }
         }
     }
 }

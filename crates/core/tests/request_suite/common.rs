@@ -34,7 +34,8 @@ impl Catalogue for Shelf {
 
 /// A describe document that the SDK's `rlmesh describe` wrote for a class of `examples/`.
 pub fn described(name: &str) -> Value {
-    let path = format!("{}/tests/request_suite/describe/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    // Tests run in their package's folder.
+    let path = format!("tests/request_suite/describe/{name}.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 

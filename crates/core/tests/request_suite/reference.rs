@@ -11,7 +11,7 @@ use rlm_core::request::{
 use serde_json::{Map, Value, json};
 
 fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+    PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").unwrap()).join("../..")
 }
 
 fn committed(name: &str, generated: &str) {

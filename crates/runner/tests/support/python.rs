@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 /// The root of the repository.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    // Asked at run time: a target folder may be shared by several checkouts.
+    let package = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap());
+    package.ancestors().find(|folder| folder.join("Cargo.lock").is_file()).unwrap().to_owned()
 }
 
 /// An interpreter with the locked requirements; None (with the reason printed) where it can't be had. CI must have it.

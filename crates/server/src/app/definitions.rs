@@ -217,19 +217,16 @@ impl Registry {
     }
 
     fn note(&mut self, request: &Value, definition: &Definition, answer: Result<Described, Error>) {
-        let (list, id) = match definition {
-            Definition::Model(one) => ("models", &one.id),
-            Definition::Environment(one) => ("environments", &one.id),
+        let (list, id, entrypoint) = match definition {
+            Definition::Model(one) => ("models", &one.id, &one.entrypoint),
+            Definition::Environment(one) => ("environments", &one.id, &one.entrypoint),
         };
         match answer {
             Ok(Described::Document(document)) => self.described.push((knowledge_key(definition), document)),
             Ok(Described::Failed(failure)) => match failure.class {
                 FailureClass::User | FailureClass::Model | FailureClass::Environment => {
-                    let message = match failure.log_lines.iter().rev().find(|line| !line.trim().is_empty()) {
-                        Some(line) if !failure.message.contains(line.trim()) => format!("{} ({})", failure.message, line.trim()),
-                        _ => failure.message,
-                    };
-                    self.problems.push(Problem::new(format!("{list}[{}].entrypoint", item(request, list, id)), message));
+                    let path = format!("{list}[{}].entrypoint", item(request, list, id, entrypoint.as_deref()));
+                    self.problems.push(Problem::new(path, failure.message));
                 }
                 FailureClass::Infrastructure | FailureClass::Platform => {
                     self.warnings.push(format!("{list} '{id}' could not be described before it runs: {}", failure.message));
@@ -251,15 +248,14 @@ impl Registry {
     }
 }
 
-/// Position of the definition of this id in a list of the request; a checkpoint set's model is the one it was made of.
-fn item(request: &Value, list: &str, id: &str) -> usize {
+/// Position of the definition of this id and entrypoint in a list of the request: an id may wrongly stand there twice. A
+/// checkpoint set's model is the one it was made of.
+fn item(request: &Value, list: &str, id: &str, entrypoint: Option<&str>) -> usize {
     let base = id.split('@').next().unwrap_or(id);
-    let items = request.get(list).and_then(Value::as_array);
-    items
-        .and_then(|items| {
-            items.iter().position(|item| item.get("id").and_then(Value::as_str).is_some_and(|text| text == id || text == base))
-        })
-        .unwrap_or(0)
+    let text = |item: &Value, field: &str| item.get(field).and_then(Value::as_str).map(str::to_owned);
+    let same =
+        |item: &Value| text(item, "id").is_some_and(|text| text == id || text == base) && text(item, "entrypoint").as_deref() == entrypoint;
+    request.get(list).and_then(Value::as_array).and_then(|items| items.iter().position(same)).unwrap_or(0)
 }
 
 /// Names of what a list of definitions refers to, without versions.
@@ -469,7 +465,13 @@ mod tests {
 
     #[test]
     fn a_checkpoint_sets_model_is_found_by_the_model_it_is_made_of() {
-        let request = json!({"models": [{"id": "x"}, {"id": "y"}]});
-        assert_eq!(item(&request, "models", "y@early"), 1);
+        let request = json!({"models": [{"id": "x"}, {"id": "y", "entrypoint": "m:Y"}]});
+        assert_eq!(item(&request, "models", "y@early", Some("m:Y")), 1);
+    }
+
+    #[test]
+    fn of_two_definitions_of_one_id_the_one_with_the_entrypoint_is_found() {
+        let request = json!({"models": [{"id": "x", "entrypoint": "m:X"}, {"id": "x", "entrypoint": "m:Gone"}]});
+        assert_eq!(item(&request, "models", "x", Some("m:Gone")), 1);
     }
 }

@@ -22,10 +22,8 @@ mod tests {
 
     #[test]
     fn every_file_is_listed() {
-        let mut on_disk: Vec<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations"))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let mut on_disk: Vec<String> =
+            std::fs::read_dir("migrations").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         on_disk.sort();
         let listed: Vec<String> = FILES.iter().map(|(version, name, _)| format!("{version:04}_{name}.sql")).collect();
         assert_eq!(on_disk, listed);

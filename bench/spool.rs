@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rlm_api::cluster::v1;
+use rlm_bench::{Goal, figure};
 use rlm_cluster::spool::{NewRecord, Options, RunKey, Spool};
 use rlm_core::ids::RunId;
 
-const GOAL: f64 = 20_000.0;
 const WRITERS: u64 = 256;
 const MEASURED: Duration = Duration::from_secs(5);
 
@@ -49,14 +49,15 @@ async fn measure(folder: &std::path::Path) -> Result<f64, Box<dyn std::error::Er
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    if rlm_bench::only_tested() {
+        return Ok(());
+    }
     let folder = std::env::temp_dir().join(format!("rlm-spool-bench-{}", std::process::id()));
     let folder: PathBuf = std::env::var_os("RLMESH_BENCH_FOLDER").map_or(folder, PathBuf::from);
     std::fs::create_dir_all(&folder)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let result = runtime.block_on(measure(&folder));
     std::fs::remove_dir_all(&folder)?;
-    let rate = result?;
-    let verdict = if rate >= GOAL { "ok" } else { "short" };
-    println!("figure spool_records_per_s {rate:.0} goal >={GOAL:.0} {verdict}");
+    figure("spool_records_per_second", result?, Goal::AtLeast(20_000.0));
     Ok(())
 }

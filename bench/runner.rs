@@ -1,11 +1,9 @@
-//! Speed of the runner. Prints one line per figure: `figure <name> <value> goal <op><value> ok|short`.
-//!
-//! `cargo bench -p rlm-runner` with Python at hand (`scripts/venv.sh`); without it the figures that need real SDK servers
-//! are reported as skipped.
+//! Speed of the runner, beside a bare loop over the same wire and the SDK's own `rlmesh.run`. Without Python the figures that
+//! need real SDK servers are reported as skipped.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a benchmark ends where it can't go on")]
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../crates/runner/tests/support/mod.rs"]
 mod support;
 
 use std::path::Path;
@@ -13,6 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use rlm_bench::{Goal, figure, median, note};
 use rlm_runner::{Address, Tuning, dial};
 use rlmesh_proto::core::v1::EnvSpec;
 use rlmesh_proto::env::v1 as env;
@@ -28,22 +27,8 @@ use tonic::Streaming;
 
 const STEPS: u32 = 200;
 
-fn figure(name: &str, value: f64, at_least: bool, goal: f64) {
-    let reached = if at_least { value >= goal } else { value <= goal };
-    println!("figure {name} {value:.3} goal {}{goal} {}", if at_least { ">=" } else { "<=" }, if reached { "ok" } else { "short" });
-}
-
-fn note(name: &str, value: f64) {
-    println!("figure {name} {value:.3}");
-}
-
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// As the runner's own `main` has it.
@@ -169,9 +154,9 @@ fn cartpole(python: &Path) {
     note("cartpole_bare_loop_steps_per_second", median(bare));
     let one_lane = median(ours);
     note("cartpole_runner_one_lane_steps_per_second", one_lane);
-    figure("cartpole_runner_to_bare_loop", median(ratios), true, 0.95);
+    figure("cartpole_runner_to_bare_loop", median(ratios), Goal::AtLeast(0.95));
     let output = Command::new(python)
-        .arg(root().join("crates/runner/benches/python/sdk_run.py"))
+        .arg(root().join("bench/python/sdk_run.py"))
         .args([&model.address, &env.address, "12", &STEPS.to_string()])
         .output()
         .unwrap();
@@ -180,12 +165,12 @@ fn cartpole(python: &Path) {
         Err(_) => panic!("rlmesh.run did not run: {}", String::from_utf8_lossy(&output.stderr)),
     };
     note("cartpole_sdk_run_steps_per_second", sdk);
-    note("cartpole_runner_one_lane_to_sdk_run", one_lane / sdk);
+    figure("cartpole_runner_to_sdk_run", one_lane / sdk, Goal::AtLeast(3.0));
     drop(env);
     let env = start("envs:CartPole", Some(8));
     let eight = median((0..3).map(|_| through_runner(&model, &env, 8, 64)).collect());
     note("cartpole_runner_eight_lanes_steps_per_second", eight);
-    figure("cartpole_runner_eight_lanes_to_sdk_run", eight / sdk, true, 3.0);
+    note("cartpole_runner_eight_lanes_to_sdk_run", eight / sdk);
 }
 
 fn camera_predicts(python: &Path) {
@@ -219,7 +204,7 @@ fn camera_predicts(python: &Path) {
     let port = free_port();
     let mut times = Vec::new();
     for address in [format!("tcp://127.0.0.1:{port}"), format!("unix://{}/model.sock", folder.path().display())] {
-        let server = Server::start_in(python, &root().join("crates/runner/benches/python"), "cameras:Blind", None, "{}", &address);
+        let server = Server::start_in(python, &root().join("bench/python"), "cameras:Blind", None, "{}", &address);
         times.push(runtime().block_on(async {
             let mut line = ModelLine::open(&server.address, spec.clone()).await;
             let mut times = Vec::new();
@@ -233,7 +218,7 @@ fn camera_predicts(python: &Path) {
             median(times)
         }));
     }
-    figure("predict_301_kb_tcp_p50_ms", times[0], false, 2.0);
+    figure("predict_301_kb_tcp_p50_ms", times[0], Goal::AtMost(2.0));
     note("predict_301_kb_unix_p50_ms", times[1]);
     note("predict_301_kb_tcp_to_unix", times[0] / times[1]);
 }
@@ -248,15 +233,14 @@ fn many_lanes() {
     let metrics = agent.metrics();
     let possible = 64.0 / forward.as_secs_f64();
     note("lanes_64_steps_per_second", metrics.env_steps_per_second);
-    figure("lanes_64_of_possible", metrics.env_steps_per_second / possible, true, 0.9);
+    figure("lanes_64_of_possible", metrics.env_steps_per_second / possible, Goal::AtLeast(0.9));
     for series in metrics.series {
         println!("# {} {} p50 {:.3} {}", series.op, series.metric, series.p50, series.unit);
     }
 }
 
 fn main() {
-    // `cargo test --benches` only wants to know that this builds and starts.
-    if std::env::args().any(|argument| argument == "--test") {
+    if rlm_bench::only_tested() {
         return;
     }
     many_lanes();
