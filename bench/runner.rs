@@ -26,6 +26,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 const STEPS: u32 = 200;
+/// Long enough that opening the streams does not count.
+const EPISODES: u32 = 40;
 
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
@@ -91,7 +93,7 @@ impl ModelLine {
 }
 
 /// The barest loop over the same wire: predict, step, nothing else.
-async fn bare_loop(model_address: &str, env_address: &str, episodes: i64) -> f64 {
+async fn bare_loop(model_address: &str, env_address: &str, episodes: u32) -> f64 {
     let channel = dial(&Address::parse(env_address).unwrap(), Duration::from_secs(10)).await.unwrap();
     let mut client = env::env_service_client::EnvServiceClient::new(channel);
     let base = Some(rlmesh_proto::core_handshake_request("bench", &[], None));
@@ -105,7 +107,7 @@ async fn bare_loop(model_address: &str, env_address: &str, episodes: i64) -> f64
         responses.message().await.unwrap().unwrap().kind.unwrap()
     };
     let started = Instant::now();
-    for seed in 0..episodes {
+    for seed in 0..i64::from(episodes) {
         let episode_id = uuid::Uuid::now_v7().to_string();
         let reset = env::ResetRequest { seeds: vec![seed], episode_ids: vec![episode_id.clone()], ..env::ResetRequest::default() };
         let env::join_response::Kind::Reset(reset) = call(env::join_request::Kind::Reset(reset)).await else { panic!() };
@@ -145,8 +147,8 @@ fn cartpole(python: &Path) {
     let (mut bare, mut ours, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         // Turn about, so that what else the machine does meets both alike.
-        let one = runtime().block_on(bare_loop(&model.address, &env.address, 12));
-        let other = through_runner(&model, &env, 1, 12);
+        let one = runtime().block_on(bare_loop(&model.address, &env.address, EPISODES));
+        let other = through_runner(&model, &env, 1, EPISODES);
         bare.push(one);
         ours.push(other);
         ratios.push(other / one);
@@ -157,7 +159,7 @@ fn cartpole(python: &Path) {
     figure("cartpole_runner_to_bare_loop", median(ratios), Goal::AtLeast(0.95));
     let output = Command::new(python)
         .arg(root().join("bench/python/sdk_run.py"))
-        .args([&model.address, &env.address, "12", &STEPS.to_string()])
+        .args([&model.address, &env.address, &EPISODES.to_string(), &STEPS.to_string()])
         .output()
         .unwrap();
     let sdk: f64 = match String::from_utf8_lossy(&output.stdout).trim().parse() {

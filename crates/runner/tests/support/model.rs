@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rlmesh_proto::core::v1::HandshakeResponse as CoreHandshake;
 use rlmesh_proto::model::v1::grouped_predict_result::Outcome;
@@ -202,12 +202,11 @@ impl ModelService for StubModel {
             while let Some(Ok(request)) = requests.next().await {
                 let kind = request.kind.unwrap();
                 let forward = matches!(kind, Request_::Predict(_) | Request_::GroupedPredict(_));
-                if forward && !stub.0.settings.forward.is_zero() {
-                    // The async clock counts in whole milliseconds, which is too coarse here.
-                    let time = stub.0.settings.forward;
-                    tokio::task::spawn_blocking(move || std::thread::sleep(time)).await.unwrap();
-                }
+                let until = Instant::now() + stub.0.settings.forward;
                 let Some(kind) = stub.answer(kind) else { continue };
+                if forward {
+                    compute(until);
+                }
                 let response = JoinResponse { kind: Some(kind), request_id: request.request_id, ..JoinResponse::default() };
                 if sender.send(Ok(response)).await.is_err() {
                     return;
@@ -219,5 +218,15 @@ impl ModelService for StubModel {
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Result<Response<ShutdownResponse>, Status> {
         Err(Status::unimplemented("a platform ends processes"))
+    }
+}
+
+/// Is busy until then, to the microsecond: sleeping alone oversleeps by a part of a millisecond.
+fn compute(until: Instant) {
+    if let Some(long) = until.saturating_duration_since(Instant::now()).checked_sub(Duration::from_millis(1)) {
+        std::thread::sleep(long);
+    }
+    while Instant::now() < until {
+        std::hint::spin_loop();
     }
 }
