@@ -43,7 +43,7 @@ class CartPole(rlmesh.EnvFactory):
     workflow_edition = "2026.06"
 
     def make(self) -> gymnasium.Env:
-        return PushByForce(gymnasium.make("CartPole-v1"))
+        return PushByForce(gymnasium.make("CartPole-v1", disable_env_checker=True))
 
 
 class LakeByScores(gymnasium.Wrapper):
@@ -86,4 +86,4 @@ class FrozenLake(rlmesh.EnvFactory):
     workflow_edition = "2026.06"
 
     def make(self) -> gymnasium.Env:
-        return LakeByScores(gymnasium.make("FrozenLake-v1", map_name="4x4", is_slippery=True))
+        return LakeByScores(gymnasium.make("FrozenLake-v1", map_name="4x4", is_slippery=True, disable_env_checker=True))
