@@ -11,7 +11,7 @@ while IFS= read -r file; do
         status=1
     fi
 done < <(git ls-files 'crates/*/src/*.rs' 'crates/*/src/**/*.rs')
-if git grep -nE 'rlm_(jt|cc|pc|rc|key)_[0-9A-Za-z]{49}' -- . ':!crates/core'; then
+if git grep -nE 'rlm_(jt|cc|pc|rc|rt|key)_[0-9A-Za-z]{49}' -- . ':!crates/core'; then
     printf 'a secret in the tree (above)\n' >&2
     status=1
 fi

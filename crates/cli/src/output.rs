@@ -111,10 +111,16 @@ pub fn table(headings: impl Iterator<Item = String>, rows: impl Iterator<Item = 
 
 /// Writes data to standard output; a closed pipe ends the command quietly.
 pub fn print(text: &str) -> Result<(), CliError> {
+    print_bytes(text.as_bytes())
+}
+
+/// As [`print`], for data that need not be text.
+pub fn print_bytes(data: &[u8]) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|error| CliError { exit: 1, ..CliError::other(format!("standard output: {error}")) })
+    match out.write_all(data).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        written => written.map_err(|error| CliError { exit: 1, ..CliError::other(format!("standard output: {error}")) }),
+    }
 }
 
 /// Writes a line to standard error.

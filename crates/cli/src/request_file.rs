@@ -7,15 +7,17 @@ use serde_json::Value;
 
 use crate::error::CliError;
 
-/// Largest request file that is read; the server's limit for evaluations.
-const LIMIT: u64 = 32 * 1024 * 1024;
+/// Largest request that the server takes.
+pub const REQUEST_LIMIT: u64 = 32 * 1024 * 1024;
+/// Largest exported evaluation that the server takes back.
+pub const IMPORT_LIMIT: u64 = 256 * 1024 * 1024;
 
-/// Reads and parses `file` (`-`: standard input).
-pub fn read(file: &Path) -> Result<Value, CliError> {
+/// Reads and parses `file` (`-`: standard input) of at most `limit` bytes.
+pub fn read(file: &Path, limit: u64) -> Result<Value, CliError> {
     let (name, bytes, folder) = if file.as_os_str() == "-" {
         let mut bytes = Vec::new();
         std::io::stdin()
-            .take(LIMIT + 1)
+            .take(limit + 1)
             .read_to_end(&mut bytes)
             .map_err(|error| CliError::usage(format!("standard input can't be read: {error}")))?;
         ("standard input".to_owned(), bytes, std::env::current_dir())
@@ -23,19 +25,19 @@ pub fn read(file: &Path) -> Result<Value, CliError> {
         let name = file.display().to_string();
         let unreadable = |error: std::io::Error| CliError::usage(format!("{name} can't be read: {error}"));
         let mut bytes = Vec::new();
-        std::fs::File::open(file).map_err(unreadable)?.take(LIMIT + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        std::fs::File::open(file).map_err(unreadable)?.take(limit + 1).read_to_end(&mut bytes).map_err(unreadable)?;
         (name.clone(), bytes, std::path::absolute(file).map(|path| path.parent().map_or_else(PathBuf::new, Path::to_path_buf)))
     };
     let folder = folder.map_err(|error| CliError::usage(format!("the current folder can't be read: {error}")))?;
     let yaml = file.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
-    let mut value = parse(&name, &bytes, yaml)?;
+    let mut value = parse(&name, &bytes, yaml, limit)?;
     make_absolute(&mut value, &folder);
     Ok(value)
 }
 
-fn parse(name: &str, bytes: &[u8], yaml: bool) -> Result<Value, CliError> {
-    if bytes.len() as u64 > LIMIT {
-        return Err(CliError::usage(format!("{name} is larger than {} MiB; a request is a small document", LIMIT >> 20)));
+fn parse(name: &str, bytes: &[u8], yaml: bool, limit: u64) -> Result<Value, CliError> {
+    if bytes.len() as u64 > limit {
+        return Err(CliError::usage(format!("{name} is larger than {} MiB, the most that is taken", limit >> 20)));
     }
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(CliError::usage(format!("{name} is empty; expected a request in JSON or YAML")));
@@ -132,7 +134,7 @@ mod tests {
     #[test]
     fn empty_foreign_and_broken_files_are_named() {
         for (bytes, part) in [(&b" \n"[..], "is empty"), (b"\xff\xfe{", "not UTF-8"), (b"{\"a\":", "not valid JSON")] {
-            let error = parse("request.json", bytes, false).expect_err("refused");
+            let error = parse("request.json", bytes, false, REQUEST_LIMIT).expect_err("refused");
             assert!(error.message.contains(part) && error.message.contains("request.json"), "{}", error.message);
             assert_eq!(error.exit, 2);
         }

@@ -134,7 +134,13 @@ impl Programs {
         command.arg("--state").arg(state.join("agent"));
         command.args(["--max-runs", &options.max_runs.to_string()]);
         if let Some(python) = &options.python {
-            command.arg("--python").arg(python);
+            // Components start in folders of their own. A name alone is looked up on PATH.
+            let is_path = python.components().count() > 1;
+            command.arg("--python").arg(if is_path {
+                std::path::absolute(python).unwrap_or_else(|_| python.clone())
+            } else {
+                python.clone()
+            });
         }
         if let Some(devices) = options.cuda_devices {
             command.args(["--cuda-devices", &devices.to_string()]);

@@ -49,7 +49,7 @@ impl SecretKind {
 /// Why a text is not a secret of ours. Never repeats the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSecret {
-    #[error("it does not start with a known prefix (rlm_jt_, rlm_cc_, rlm_pc_, rlm_rc_, rlm_key_)")]
+    #[error("it does not start with a known prefix (rlm_jt_, rlm_cc_, rlm_pc_, rlm_rc_, rlm_key_, rlm_rt_)")]
     Prefix,
     #[error("it has the wrong length: a part of it is missing or something was added")]
     Length,

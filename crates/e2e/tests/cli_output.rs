@@ -61,10 +61,19 @@ async fn output_is_data_only_in_every_form() -> anyhow::Result<()> {
 async fn exit_statuses_are_as_documented() -> anyhow::Result<()> {
     let Some(tools) = tools() else { return Ok(()) };
     let stack = Stack::start(&tools, Options::default()).await?;
+    // A key is shown once, and works.
+    let added = stack.rlmesh(&["keys", "add", "ci", "--scope", "evaluations:read"]).await?.expect(0)?;
+    let key = added.stdout.lines().find_map(|line| line.strip_prefix("export RLMESH_API_KEY=")).unwrap_or_default();
+    let (home, url) = stack.shell()?;
+    Shell { home: home.path(), url: Some(&url), key: Some(key) }.run(&tools.program("rlmesh"), &["eval", "list"]).await?.expect(0)?;
     // 2: the command line.
-    for command in
-        [&["eval"][..], &["nonsense"], &["eval", "results", "eval_x", "--group-by", "colour"], &["eval", "list", "--limit", "many"]]
-    {
+    for command in [
+        &["eval"][..],
+        &["nonsense"],
+        &["a\u{20ac}"],
+        &["eval", "results", "eval_x", "--group-by", "colour"],
+        &["eval", "list", "--limit", "many"],
+    ] {
         let ran = stack.rlmesh(command).await?.expect(2)?;
         assert!(ran.stdout.is_empty() && !ran.stderr.is_empty(), "{command:?}: {ran:?}");
     }

@@ -12,7 +12,19 @@ use crate::output::{Output, note, print, text};
 
 const DEVICE_GRANT: &str = "urn:ietf:params:oauth:grant-type:device_code";
 
+/// A local server's folder holds a key for it: there is nobody to sign in, and signing in elsewhere is not what was asked.
+fn not_local(target: &Target) -> Result<(), CliError> {
+    match &target.state {
+        Some(state) => Err(CliError::usage(format!(
+            "commands with --state {} use the key of the local server there; leave --state out to sign in to a platform",
+            state.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 pub async fn login(target: &Target, no_browser: bool) -> Result<ExitCode, CliError> {
+    not_local(target)?;
     let config = config::load()?;
     let profile = config::profile_name(target, &config);
     let url = config::platform(target, &config);
@@ -92,6 +104,7 @@ pub async fn remember_identity(client: &Client, profile: &str) -> Result<Identit
 }
 
 pub async fn logout(target: &Target) -> Result<ExitCode, CliError> {
+    not_local(target)?;
     let config = config::load()?;
     let profile = config::profile_name(target, &config);
     let _lock = config::Lock::acquire(&profile).await?;

@@ -16,7 +16,7 @@ pub async fn run(target: &Target, noun: &str, command: Definitions, output: &Out
     let client = Client::new(target)?;
     match command {
         Definitions::Add { name, file } => {
-            let mut definition = request_file::read(&file)?;
+            let mut definition = request_file::read(&file, request_file::REQUEST_LIMIT)?;
             let folder =
                 std::path::absolute(&file).ok().and_then(|path| path.parent().map(std::path::Path::to_path_buf)).unwrap_or_default();
             request_file::definition_paths(&mut definition, &folder);

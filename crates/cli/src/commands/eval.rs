@@ -1,6 +1,5 @@
 //! Evaluations.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use futures::StreamExt;
@@ -14,7 +13,7 @@ use crate::client::Client;
 use crate::commands::{encode, items};
 use crate::config::Target;
 use crate::error::CliError;
-use crate::output::{Column, Format, Output, ago, note, print, text};
+use crate::output::{Column, Format, Output, ago, note, print, print_bytes, text};
 use crate::{progress, request_file, results};
 
 const FIELDS: [Column; 11] = [
@@ -47,6 +46,9 @@ const FIELDS: [Column; 11] = [
 ];
 
 fn episodes(item: &Value) -> String {
+    if item["progress"].is_null() {
+        return String::new();
+    }
     format!("{}/{}", text(&item["progress"]["completedEpisodes"]), text(&item["progress"]["totalEpisodes"]))
 }
 
@@ -79,7 +81,7 @@ fn path(id: &str, rest: &str) -> String {
 pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<ExitCode, CliError> {
     match command {
         Eval::Submit { file, preview, wait, timeout } => {
-            let request = request_file::read(&file)?;
+            let request = request_file::read(&file, request_file::REQUEST_LIMIT)?;
             let client = Client::new(target)?;
             if preview {
                 let preview = client.post("/v1/evaluation-previews", &request).await?;
@@ -201,6 +203,9 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
         Eval::Reproduce { id, row } => {
             let answer = Client::new(target)?.get(&path(&id, &format!("/rows/{row}/reproduction"))).await?;
             if output.format == Format::Table {
+                for about in answer["notes"].as_array().into_iter().flatten() {
+                    print(&format!("# {}\n", text(about)))?;
+                }
                 print(&format!("{}\n", text(&answer["command"])))?;
             } else {
                 output.item(&answer, &[], "command")?;
@@ -212,7 +217,7 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
             Ok(ExitCode::SUCCESS)
         }
         Eval::Import { file } => {
-            let document = request_file::read(&file)?;
+            let document = request_file::read(&file, request_file::IMPORT_LIMIT)?;
             show(output, &Client::new(target)?.post("/v1/evaluations/imports", &document).await?)
         }
     }
@@ -255,7 +260,7 @@ async fn export(client: &Client, id: &str, format: &str) -> Result<(), CliError>
     let mut stream = response.bytes_stream();
     while let Some(chunk) = stream.next().await {
         let chunk = chunk.map_err(|error| CliError::unreachable(&client.url, &error))?;
-        std::io::stdout().lock().write_all(&chunk).map_err(|error| CliError::other(format!("standard output: {error}")))?;
+        print_bytes(&chunk)?;
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ pub async fn run(target: &Target, command: Keys, output: &Output) -> Result<Exit
                 note(
                     "Shown this once. The SDK sends RLMESH_API_KEY to api.rlmesh.dev unless RLMESH_PLATFORM_URL says otherwise, so set both:",
                 );
-                print(&format!("export RLMESH_PLATFORM_URL={}\nexport RLMESH_API_KEY={}\n", client.url, text(&key["key"])))?;
+                print(&format!("export RLMESH_PLATFORM_URL={}\nexport RLMESH_API_KEY={}\n", client.url, text(&key["secret"])))?;
             } else {
                 output.item(&key, &[], "id")?;
             }

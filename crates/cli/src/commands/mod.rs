@@ -31,8 +31,8 @@ pub fn completion(shell: clap_complete::Shell) -> Result<ExitCode, CliError> {
 pub fn sdk(arguments: &[OsString]) -> Result<ExitCode, CliError> {
     let name = arguments.first().map(|argument| argument.to_string_lossy().into_owned()).unwrap_or_default();
     if !SDK_COMMANDS.contains(&name.as_str()) {
-        let near = nearest(&name).map(|near| format!("; did you mean `rlmesh {near}`?")).unwrap_or_default();
-        return Err(CliError::usage(format!("there is no command `{name}`{near} `rlmesh --help` lists them")));
+        let near = nearest(&name).map(|near| format!("did you mean `rlmesh {near}`? ")).unwrap_or_default();
+        return Err(CliError::usage(format!("there is no command `{name}`; {near}`rlmesh --help` lists them")));
     }
     let python = std::env::var_os("RLMESH_PYTHON").unwrap_or_else(|| OsString::from("python3"));
     let error = std::process::Command::new(&python).arg("-m").arg("rlmesh").args(arguments).exec();
@@ -43,13 +43,12 @@ pub fn sdk(arguments: &[OsString]) -> Result<ExitCode, CliError> {
 }
 
 fn nearest(name: &str) -> Option<String> {
+    let start: String = name.chars().take(2).collect();
     crate::args::Cli::command()
         .get_subcommands()
         .map(|command| command.get_name().to_owned())
         .filter(|known| {
-            known.len() >= 2
-                && name.len() >= 2
-                && (known.starts_with(&name[..name.len().min(2)]) || name.trim_end_matches('s') == known.trim_end_matches('s'))
+            known.len() >= 2 && name.len() >= 2 && (known.starts_with(&start) || name.trim_end_matches('s') == known.trim_end_matches('s'))
         })
         .min_by_key(|known| known.len().abs_diff(name.len()))
 }

@@ -254,14 +254,14 @@ pub static LIMITS: Table = Table {
             "progressTimeout",
             Kind::Duration { min_ms: 100, max_ms: DAY },
             "\"20m\"",
-            "How long a run may go without a step before it is stopped.",
+            "How long a model or an environment may go without an answer before its process is replaced.",
         ),
         or("maxErroredFraction", Kind::Number { min: 0.0, max: 1.0 }, "0", "Share of errored rows above which the evaluation has failed."),
         or(
             "environmentCrashRetries",
             Kind::Integer { min: 0, max: 100 },
             "1",
-            "How often a row is tried again after its environment crashed.",
+            "How often a row is tried again after its environment or model crashed or ran out of memory.",
         ),
         or(
             "reassignAfter",

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use serde_json::Value;
 
 use crate::error::Problem;
-use crate::evaluation::{Definition, EnvironmentDefinition, EvaluationSpec, ModelDefinition, Pair, Task};
+use crate::evaluation::{Definition, EnvironmentDefinition, EvaluationSpec, ModelDefinition, Pair, Recording, Task};
 use crate::rows::MAX_ROWS;
 
 mod definitions;
@@ -239,6 +239,9 @@ impl<'a> Checker<'a> {
             priority: raw.priority,
             metadata: raw.metadata,
         };
+        if spec.recording != Recording::default() {
+            self.warnings.push("recording: videos and steps are not kept yet; results are".to_owned());
+        }
         let mut seen = HashSet::new();
         self.warnings.retain(|warning| seen.insert(warning.clone()));
         Some(Checked { spec, warnings: std::mem::take(&mut self.warnings), client_token: raw.client_token })

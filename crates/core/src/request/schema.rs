@@ -90,7 +90,7 @@ fn reference(table: &Table) -> Value {
 pub fn reference_markdown() -> String {
     let mut page = String::from(
         "# Request reference\n\n\
-         <!-- Generated from crates/core/src/request/fields.rs. Regenerate: UPDATE=1 cargo test -p rlm-core --test request_suite -->\n\n\
+         <!-- Generated from crates/core/src/request/fields.rs. Regenerate: make generate -->\n\n\
          Every field of an evaluation request: the file that `rlmesh eval submit` takes, and the body of `POST /v1/evaluations` and\n\
          `POST /v1/evaluation-previews`. The same as [JSON Schema](request.schema.json).\n\n\
          - A field that is not listed is refused, with its path; all problems are reported at once.\n\

@@ -21,7 +21,7 @@ fn committed(name: &str, generated: &str) {
         std::fs::write(&path, generated).unwrap();
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == generated, "{} is not what the tables say; run UPDATE=1 cargo test -p rlm-core --test request_suite", path.display());
+    assert!(found == generated, "{} is not what the tables say; run make generate", path.display());
 }
 
 #[test]

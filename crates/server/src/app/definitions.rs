@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::app::access::Caller;
+use crate::app::access::{Caller, Scope};
 use crate::app::audit;
 use crate::app::cells::Described;
 use crate::state::AppState;
@@ -199,6 +199,11 @@ impl Registry {
         if to_probe.is_empty() {
             return Ok(registry);
         }
+        // A probe runs what the request names. Who may not submit, may not have that run.
+        if !caller.scopes.contains(Scope::EvaluationsWrite) {
+            registry.warnings.push("the classes were not tried, since this sign-in or key may not submit evaluations".to_owned());
+            return Ok(registry);
+        }
         let Some(cell) = probing_cell(state, organization, pinned).await? else { return Ok(registry) };
         let distinct: BTreeMap<String, Definition> = to_probe.into_iter().map(|one| (knowledge_key(&one).to_string(), one)).collect();
         let until = Instant::now() + PROBE;
@@ -318,6 +323,9 @@ pub async fn register(
                     Ok(Described::Document(document)) => {
                         problems.extend(check(kind, &definition, Some(document.clone())).err().into_iter().flatten());
                         describe = Some(document);
+                    }
+                    Ok(Described::Failed(failure)) if failure.class == FailureClass::User => {
+                        problems.push(Problem::new("definition.entrypoint", failure.message));
                     }
                     Ok(Described::Failed(failure)) => warnings.push(format!("it could not be described: {}", failure.message)),
                     Err(error) => warnings.push(format!("it could not be described: {}", error.message)),

@@ -8,6 +8,7 @@ use rlm_api::cluster::v1::agent_message::Message as FromAgent;
 use rlm_api::cluster::v1::server_message::Message as ToAgent;
 use rlm_api::cluster::v1::{self};
 use rlm_core::failure::{Failure, FailureCode};
+use rlm_server::app::access::Scope;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -103,6 +104,19 @@ async fn what_the_code_refuses_is_refused_at_once() {
 }
 
 #[tokio::test]
+async fn who_may_not_submit_has_nothing_run() {
+    let plane = Plane::start().await;
+    let cell = plane.joined("laptop").await;
+    let (asked, _agent) = describing(cell.connect(&plane).await);
+    let reader = plane.server.key_with(&plane.owner, &[Scope::EvaluationsRead]).await;
+    let mut request = inline("policies:Broken", "walk/b");
+    request["tasks"] = json!([{"env": "walks", "taskId": "walk/b", "episodes": 1}]);
+    let preview = plane.server.post(&reader, "/v1/evaluation-previews", &request).await.ok();
+    assert!(preview["warnings"].to_string().contains("were not tried"), "{preview}");
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
 async fn a_cell_that_can_not_answer_is_a_warning() {
     let plane = Plane::start().await;
     let cell = plane.joined("laptop").await;
@@ -125,8 +139,12 @@ async fn registering_asks_the_cell_too() {
     assert_eq!(plane.server.post(&plane.key, "/v1/environments", &environment).await.ok()["described"], true);
     let image = json!({"name": "image", "definition": {"image": "registry.example.com/walks:1"}});
     assert_eq!(plane.server.post(&plane.key, "/v1/environments", &image).await.ok()["described"], false);
-    let broken =
-        plane.server.post(&plane.key, "/v1/models", &json!({"name": "broken", "definition": {"entrypoint": "policies:Broken"}})).await.ok();
-    assert!(broken["warnings"].to_string().contains("no module torch"), "{broken}");
-    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    let broken = json!({"name": "broken", "definition": {"entrypoint": "policies:Broken"}});
+    let refused = plane.server.post(&plane.key, "/v1/models", &broken).await.refused("invalid_request");
+    assert!(refused.message().starts_with("definition.entrypoint: policies.py has no module torch"), "{}", refused.message());
+    plane.server.get(&plane.key, "/v1/models/broken").await.refused("not_found");
+    let unlucky = json!({"name": "unlucky", "definition": {"entrypoint": "policies:Unlucky"}});
+    let stored = plane.server.post(&plane.key, "/v1/models", &unlucky).await.ok();
+    assert!(stored["warnings"].to_string().contains("could not be described"), "{stored}");
+    assert_eq!(asked.load(Ordering::SeqCst), 3);
 }
