@@ -59,6 +59,9 @@ TEST_ENV = RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.tx
 test: check build ## everything: lints, unit tests, examples, control plane, agent, runner, whole installations, the demo
 	"$$(scripts/venv.sh scripts/python/requirements-test.txt)/bin/python" -m pytest -q -p no:cacheprovider examples/tests
 	$(TEST_ENV) $(CARGO) test $(FLAGS) --workspace
+	@if [ -x /usr/lib/postgresql/15/bin/initdb ]; then set -x; \
+		RLMESH_TEST_STORE=postgres $(CARGO) test $(FLAGS) --workspace --test it; \
+	else echo 'The control plane on PostgreSQL: skipped, because PostgreSQL 15 is not installed'; fi
 	$(MAKE) demo
 
 .PHONY: generate

@@ -88,13 +88,18 @@ impl TestServer {
         Self::with(|_| {}).await
     }
 
-    /// A server whose configuration `adjust` changed.
+    /// A server whose configuration `adjust` changed. On SQLite, or where RLMESH_TEST_STORE is `postgres` on PostgreSQL.
     pub async fn with(adjust: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let database_url = if std::env::var("RLMESH_TEST_STORE").is_ok_and(|store| store == "postgres") {
+            postgres_url().await.expect("RLMESH_TEST_STORE=postgres, but there is no PostgreSQL")
+        } else {
+            format!("sqlite://{}", dir.path().join("test.db").display())
+        };
         let mut config = Config {
             state_dir: dir.path().to_owned(),
-            database_url: format!("sqlite://{}", dir.path().join("test.db").display()),
+            database_url,
             timings: Timings { drain: Duration::from_secs(1), ..Timings::default() },
             ..Config::for_tests()
         };

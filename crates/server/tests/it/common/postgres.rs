@@ -49,7 +49,8 @@ fn binaries() -> Option<PathBuf> {
         .filter(|path| path.join("initdb").exists() && path.join("postgres").exists())
         .collect();
     found.sort();
-    found.pop()
+    let supported = found.iter().position(|path| path.starts_with("/usr/lib/postgresql/15"));
+    supported.map(|at| found.swap_remove(at)).or_else(|| found.pop())
 }
 
 fn start() -> Option<Server> {
@@ -58,10 +59,7 @@ fn start() -> Option<Server> {
         return Some(Server { template, _cluster: None });
     }
     let Some(bin) = binaries() else {
-        assert!(
-            std::env::var_os("RLMESH_TEST_REQUIRE_POSTGRES").is_none(),
-            "RLMESH_TEST_REQUIRE_POSTGRES is set, but there is no PostgreSQL in /usr/lib/postgresql"
-        );
+        assert!(!std::env::var("CI").is_ok_and(|ci| ci == "true"), "nothing is skipped on CI: no PostgreSQL");
         eprintln!("skipped on PostgreSQL, because neither RLMESH_TEST_POSTGRES is set nor is PostgreSQL in /usr/lib/postgresql");
         return None;
     };
