@@ -52,8 +52,7 @@ format: ## format the code
 	$(CARGO) fmt
 
 TEST_ENV = RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" RLMESH_TEST_BIN="$(BIN)" \
-	RLMESH_TEST_VENV="$$(scripts/venv.sh scripts/python/requirements-test.txt)" \
-	RLMESH_TEST_VENV_RC5="$$(scripts/venv.sh scripts/python/requirements-rc5.txt)"
+	RLMESH_TEST_VENV="$$(scripts/venv.sh scripts/python/requirements-test.txt)"
 
 .PHONY: test
 test: check build ## everything: lints, unit tests, examples, control plane, agent, runner, whole installations, the demo

@@ -4,6 +4,8 @@
 //! so equal requests have equal rows and two evaluations pair. It is kept as segments, not row by row: a million rows of one
 //! cell are one segment.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::evaluation::{EvaluationSpec, Pair, Task};
@@ -186,15 +188,16 @@ pub struct RunRows {
 /// [`MAX_RUN_ROWS`] rows.
 #[must_use]
 pub fn runs(spec: &EvaluationSpec, segments: &[Segment]) -> Vec<RunRows> {
+    let mut cells: HashMap<(&str, u32), Vec<&Segment>> = HashMap::new();
+    for segment in segments {
+        if let Some(task) = spec.tasks.get(segment.task as usize) {
+            cells.entry((&task.env, segment.model)).or_default().push(segment);
+        }
+    }
     let mut runs = Vec::new();
     for environment in &spec.environments {
         for (model_index, model) in (0_u32..).zip(&spec.models) {
-            let cell: Vec<&Segment> = segments
-                .iter()
-                .filter(|segment| {
-                    segment.model == model_index && spec.tasks.get(segment.task as usize).is_some_and(|task| task.env == environment.id)
-                })
-                .collect();
+            let cell = cells.remove(&(environment.id.as_str(), model_index)).unwrap_or_default();
             let total: u64 = cell.iter().map(|segment| segment.count).sum();
             if total == 0 {
                 continue;

@@ -100,33 +100,43 @@ pub fn check(request: &Value, catalogue: &dyn Catalogue) -> Result<Checked, Vec<
     }
 }
 
-/// The definitions in a request that can be described on their own, whatever else is wrong with it: those to probe before
-/// [`check`], with what the probes say in [`Catalogue::describe`].
+/// The definitions in a request that nothing is known about and that can be described on their own, whatever else is wrong
+/// with it: those to probe before [`check`], with what the probes say in [`Catalogue::describe`]. Each with the path to blame.
 #[must_use]
-pub fn definitions(request: &Value, catalogue: &dyn Catalogue) -> Vec<Definition> {
+pub fn definitions(request: &Value, catalogue: &dyn Catalogue) -> Vec<(String, Definition)> {
     let mut checker = Checker::new(catalogue);
     let Some(raw) = checker.read(request) else { return Vec::new() };
     let mut found = Vec::new();
     for (index, model) in raw.models.iter().flatten().enumerate() {
         let mut fresh = Checker::new(catalogue);
         let whole = !checker.spoiled("models", index);
-        if let Some(models) = model.as_ref().filter(|model| whole && model.reference.is_none()).and_then(|model| fresh.model(index, model))
+        let Some(raw) = model.as_ref().filter(|_| whole) else { continue };
+        let known = raw.reference.as_deref().and_then(|reference| catalogue.model(reference));
+        if known.is_none_or(|known| known.describe.is_none())
+            && let Some(models) = fresh.model(index, raw)
             && fresh.reader.problems.is_empty()
         {
-            found.extend(models.models.into_iter().next().map(Definition::Model));
+            let path = blamed("models", index, raw.reference.as_deref());
+            found.extend(models.models.into_iter().next().map(|model| (path, Definition::Model(model))));
         }
     }
     for (index, environment) in raw.environments.iter().enumerate() {
         let mut fresh = Checker::new(catalogue);
         let whole = !checker.spoiled("environments", index);
-        if let Some(known) =
-            environment.as_ref().filter(|raw| whole && raw.reference.is_none()).and_then(|raw| fresh.environment(index, raw))
+        let Some(raw) = environment.as_ref().filter(|_| whole) else { continue };
+        let known = raw.reference.as_deref().and_then(|reference| catalogue.environment(reference));
+        if known.is_none_or(|known| known.describe.is_none())
+            && let Some(known) = fresh.environment(index, raw)
             && fresh.reader.problems.is_empty()
         {
-            found.push(Definition::Environment(known.definition));
+            found.push((blamed("environments", index, raw.reference.as_deref()), Definition::Environment(known.definition)));
         }
     }
     found
+}
+
+fn blamed(list: &str, index: usize, reference: Option<&str>) -> String {
+    format!("{list}[{index}]{}", if reference.is_some() { "" } else { ".entrypoint" })
 }
 
 /// Checks one definition on its own, as it stands in `models`: for registering it. An `id` is not needed.

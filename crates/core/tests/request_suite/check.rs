@@ -430,12 +430,12 @@ fn definitions_to_probe_are_found_in_a_request_with_problems() {
     });
     let found: Vec<String> = definitions(&request, &shelf())
         .into_iter()
-        .map(|definition| match definition {
-            Definition::Model(model) => model.id,
-            Definition::Environment(environment) => environment.id,
+        .map(|(path, definition)| match definition {
+            Definition::Model(model) => format!("{path} {}", model.id),
+            Definition::Environment(environment) => format!("{path} {}", environment.id),
         })
         .collect();
-    assert_eq!(found, ["a", "w"]);
+    assert_eq!(found, ["models[0] walker", "models[1].entrypoint a", "environments[0].entrypoint w"]);
     assert_eq!(definitions(&json!(5), &EmptyCatalogue), []);
 }
 

@@ -194,8 +194,10 @@ impl Registry {
             }
         }
         let pinned = request.get("cluster").and_then(Value::as_str).and_then(|text| text.parse().ok());
-        let to_probe: Vec<Definition> =
-            request::definitions(request, &registry).into_iter().filter(|one| entrypoint(one).is_some()).collect();
+        let mut to_probe: BTreeMap<String, (Definition, Vec<String>)> = BTreeMap::new();
+        for (path, definition) in request::definitions(request, &registry).into_iter().filter(|(_, one)| entrypoint(one).is_some()) {
+            to_probe.entry(knowledge_key(&definition).to_string()).or_insert((definition, Vec::new())).1.push(path);
+        }
         if to_probe.is_empty() {
             return Ok(registry);
         }
@@ -205,40 +207,37 @@ impl Registry {
             return Ok(registry);
         }
         let Some(cell) = probing_cell(state, organization, pinned).await? else { return Ok(registry) };
-        let distinct: BTreeMap<String, Definition> = to_probe.into_iter().map(|one| (knowledge_key(&one).to_string(), one)).collect();
         let until = Instant::now() + PROBE;
-        let answers: Vec<(Definition, Result<Described, Error>)> = futures::stream::iter(distinct.into_values())
-            .map(|definition| async move {
+        let answers: Vec<(Definition, Vec<String>, Result<Described, Error>)> = futures::stream::iter(to_probe.into_values())
+            .map(|(definition, paths)| async move {
                 let answer = probe(state, organization, cell, &definition, until).await;
-                (definition, answer)
+                (definition, paths, answer)
             })
             .buffered(PROBES_AT_ONCE)
             .collect()
             .await;
-        for (definition, answer) in answers {
-            registry.note(request, &definition, answer);
+        for (definition, paths, answer) in answers {
+            registry.note(&definition, &paths, answer);
         }
         Ok(registry)
     }
 
-    fn note(&mut self, request: &Value, definition: &Definition, answer: Result<Described, Error>) {
-        let (list, id, entrypoint) = match definition {
-            Definition::Model(one) => ("models", &one.id, &one.entrypoint),
-            Definition::Environment(one) => ("environments", &one.id, &one.entrypoint),
-        };
-        match answer {
-            Ok(Described::Document(document)) => self.described.push((knowledge_key(definition), document)),
+    fn note(&mut self, definition: &Definition, paths: &[String], answer: Result<Described, Error>) {
+        let why = match answer {
+            Ok(Described::Document(document)) => {
+                self.described.push((knowledge_key(definition), document));
+                return;
+            }
             Ok(Described::Failed(failure)) => match failure.class {
                 FailureClass::User | FailureClass::Model | FailureClass::Environment => {
-                    let path = format!("{list}[{}].entrypoint", item(request, list, id, entrypoint.as_deref()));
-                    self.problems.push(Problem::new(path, failure.message));
+                    self.problems.extend(paths.iter().map(|path| Problem::new(path, &failure.message)));
+                    return;
                 }
-                FailureClass::Infrastructure | FailureClass::Platform => {
-                    self.warnings.push(format!("{list} '{id}' could not be described before it runs: {}", failure.message));
-                }
+                FailureClass::Infrastructure | FailureClass::Platform => failure.message,
             },
-            Err(error) => self.warnings.push(format!("{list} '{id}' could not be described before it runs: {}", error.message)),
-        }
+            Err(error) => error.message,
+        };
+        self.warnings.extend(paths.iter().map(|path| format!("{path} could not be described before it runs: {why}")));
     }
 
     /// Definitions that a probe found not to work.
@@ -251,16 +250,6 @@ impl Registry {
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
-}
-
-/// Position of the definition of this id and entrypoint in a list of the request: an id may wrongly stand there twice. A
-/// checkpoint set's model is the one it was made of.
-fn item(request: &Value, list: &str, id: &str, entrypoint: Option<&str>) -> usize {
-    let base = id.split('@').next().unwrap_or(id);
-    let text = |item: &Value, field: &str| item.get(field).and_then(Value::as_str).map(str::to_owned);
-    let same =
-        |item: &Value| text(item, "id").is_some_and(|text| text == id || text == base) && text(item, "entrypoint").as_deref() == entrypoint;
-    request.get(list).and_then(Value::as_array).and_then(|items| items.iter().position(same)).unwrap_or(0)
 }
 
 /// Names of what a list of definitions refers to, without versions.
@@ -469,17 +458,5 @@ mod tests {
         assert_eq!(mentioned(&request, "models"), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
         assert_eq!(environments_mentioned(&request), BTreeSet::from(["d".to_owned(), "e".to_owned()]));
         assert!(mentioned(&json!(7), "models").is_empty());
-    }
-
-    #[test]
-    fn a_checkpoint_sets_model_is_found_by_the_model_it_is_made_of() {
-        let request = json!({"models": [{"id": "x"}, {"id": "y", "entrypoint": "m:Y"}]});
-        assert_eq!(item(&request, "models", "y@early", Some("m:Y")), 1);
-    }
-
-    #[test]
-    fn of_two_definitions_of_one_id_the_one_with_the_entrypoint_is_found() {
-        let request = json!({"models": [{"id": "x", "entrypoint": "m:X"}, {"id": "x", "entrypoint": "m:Gone"}]});
-        assert_eq!(item(&request, "models", "x", Some("m:Gone")), 1);
     }
 }

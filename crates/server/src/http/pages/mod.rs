@@ -135,7 +135,7 @@ fn login_page(status: StatusCode, next: &str, problem: Option<&str>) -> Response
          <button class=\"first\">Sign in</button></form>",
         escape(next)
     );
-    page(status, "Sign in", &body)
+    page(status, "Sign in to RLMesh", &body)
 }
 
 #[derive(Deserialize)]

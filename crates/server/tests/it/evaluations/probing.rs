@@ -96,6 +96,12 @@ async fn what_the_code_refuses_is_refused_at_once() {
     };
     assert!(message("models[0].entrypoint").contains("no module torch"));
     assert!(message("tasks[0].taskId").contains("selects nothing"));
+    // An id that stands there twice: both are looked at, and the broken one is blamed.
+    let mut twice = inline("policies:Chunks", "walk/a");
+    twice["models"] = json!([{"id": "m", "entrypoint": "policies:Chunks"}, {"id": "m", "entrypoint": "policies:Broken"}]);
+    let refused = plane.server.post(&plane.key, "/v1/evaluations", &twice).await.refused("invalid_request");
+    let paths: Vec<&Value> = refused.body["error"]["details"].as_array().unwrap().iter().map(|problem| &problem["path"]).collect();
+    assert_eq!(paths, ["models[1].id", "models[1].entrypoint"]);
     let mut deep = inline("policies:Chunks", "walk/a");
     deep["models"][0]["executionHorizon"] = json!(8);
     let refused = plane.server.post(&plane.key, "/v1/evaluations", &deep).await.refused("invalid_request");
@@ -128,6 +134,14 @@ async fn a_cell_that_can_not_answer_is_a_warning() {
     agent.abort();
     plane.session_ended(cell.cluster).await;
     plane.server.post(&plane.key, "/v1/evaluations", &inline("policies:Broken", "walk/a")).await.ok();
+    // What was registered then is looked at when it is used.
+    let broken = json!({"name": "broken", "definition": {"entrypoint": "policies:Broken"}});
+    assert_eq!(plane.server.post(&plane.key, "/v1/models", &broken).await.ok()["described"], false);
+    let (_, _agent) = describing(cell.connect(&plane).await);
+    let mut registered = inline("policies:Chunks", "walk/a");
+    registered["models"] = json!([{"ref": "broken"}]);
+    let refused = plane.server.post(&plane.key, "/v1/evaluations", &registered).await.refused("invalid_request");
+    assert!(refused.message().starts_with("models[0]: policies.py has no module torch"), "{}", refused.message());
 }
 
 #[tokio::test]
