@@ -11,6 +11,9 @@ use crate::output::{Format, Output, print, table};
 /// Fetches and prints the scores.
 pub async fn show(client: &Client, id: &str, group_by: &str, output: &Output) -> Result<(), CliError> {
     let path = format!("/v1/evaluations/{}/scores?groupBy={group_by}", encode(id));
+    if output.format == Format::Name {
+        return print(&format!("{id}\n"));
+    }
     if output.format != Format::Table {
         let scores = client.get(&path).await?;
         return output.item(&scores, &[], "groupBy");

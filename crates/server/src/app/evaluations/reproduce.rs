@@ -82,6 +82,12 @@ fn describe(spec: &EvaluationSpec, row: Row, provenance: Option<&Provenance>) ->
     if model.prefetch_lead > 0 {
         notes.push("prefetchLead is not reproduced by this command, only by the request: results with a lead are not comparable with those without".to_owned());
     }
+    let own_python = |python: &Option<String>, image: &Option<String>| python.is_none() && image.is_none();
+    if own_python(&model.python, &model.image) || own_python(&environment.python, &environment.image) {
+        notes.push(
+            "the cell used the interpreter that it was started with: put it in place of python3 if that one lacks the SDK".to_owned(),
+        );
+    }
     let serve_model = serve(Side::Model(&model), &model_params)?;
     let serve_env = serve(Side::Environment(&environment), &task.params)?;
     let secret_env = model.secret_env.iter().chain(&environment.secret_env).map(|(name, from)| (name.clone(), from.clone())).collect();
