@@ -182,9 +182,9 @@ mod tests {
                 Some((Ok::<_, std::io::Error>(bytes::Bytes::from_static(b" ")), ()))
             })
         };
-        let error = read_body_within(Body::from_stream(trickle()), 1_000_000, Duration::from_millis(100)).await.unwrap_err();
+        let error = read_body_within(axum::body::Body::from_stream(trickle()), 1_000_000, Duration::from_millis(100)).await.unwrap_err();
         assert_eq!(error.code, Code::DeadlineExceeded);
-        let whole = Body::from_stream(futures::StreamExt::take(trickle(), 2));
+        let whole = axum::body::Body::from_stream(futures::StreamExt::take(trickle(), 2));
         assert_eq!(read_body_within(whole, 10, Duration::from_secs(20)).await.unwrap().len(), 2);
     }
 
