@@ -10,6 +10,7 @@ use crate::output::Format;
 /// Evaluate policies in environments.
 #[derive(Debug, Parser)]
 #[command(
+    name = "rlmesh",
     version,
     propagate_version = true,
     disable_help_subcommand = true,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::{Method, StatusCode};
 use rlm_api::rest::Info;
+use rlm_core::error::{Code, Error};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -187,10 +188,7 @@ impl Client {
         fields.extend_from_slice(extra);
         let (status, body) = self.form(&info.auth.token_endpoint, &fields).await?;
         if !status.is_success() {
-            return Err(CliError::sign_in(format!(
-                "the session of profile {profile} has ended ({}); sign in with `rlmesh login`",
-                body["error"].as_str().unwrap_or("refused")
-            )));
+            return Err(refresh_refused(profile, status, &body, !extra.is_empty()));
         }
         let session = session_of(&body)?;
         let token = session.access_token.clone();
@@ -205,6 +203,19 @@ impl Client {
             Credential::Profile(profile) => Some(profile),
         }
     }
+}
+
+/// What a refused refresh means. A server that is away or busy has not ended the session, and one that refuses another
+/// organization has not either.
+fn refresh_refused(profile: &str, status: StatusCode, body: &Value, switching: bool) -> CliError {
+    let said = body["error_description"].as_str().or_else(|| body["error"].as_str()).unwrap_or("refused");
+    if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+        return CliError::from(Error::new(Code::Unavailable, format!("the sign-in could not be renewed now ({status}): {said}")));
+    }
+    if switching && said.contains("organization") {
+        return CliError { exit: 3, ..CliError::other(format!("{said}; `rlmesh org list` shows yours")) };
+    }
+    CliError::sign_in(format!("the session of profile {profile} has ended ({said}); sign in with `rlmesh login`"))
 }
 
 /// Waits until the local server's key is another one than `old`; gives up in silence, so that the server's answer counts.
@@ -234,4 +245,23 @@ pub fn expires_at(token: &str) -> Option<i64> {
 
 fn not_signed_in(profile: &str) -> CliError {
     CliError::sign_in(format!("profile {profile} is not signed in: use `rlmesh login`, or `--state DIR` for a local `rlmesh up`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refusal_of_the_token_itself_ends_a_session() {
+        let exit = |status: u16, body: Value, switching| {
+            let error = refresh_refused("default", StatusCode::from_u16(status).unwrap(), &body, switching);
+            (error.exit, error.is_transient())
+        };
+        let invalid = serde_json::json!({"error": "invalid_grant", "error_description": "you are in no organization org_x"});
+        assert_eq!(exit(400, invalid.clone(), false), (4, false));
+        assert_eq!(exit(400, invalid, true), (3, false));
+        for status in [429, 500, 502, 503] {
+            assert!(exit(status, Value::Null, false).1, "{status}");
+        }
+    }
 }

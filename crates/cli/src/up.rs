@@ -20,6 +20,10 @@ use crate::config::{self, LocalEndpoint, Target};
 use crate::error::CliError;
 use crate::output::note;
 
+/// Pause before an agent that ended is started again.
+const AGENT_RESTART: Duration = Duration::from_millis(100);
+/// Longest wait for the server's new join token.
+const TOKEN_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a child may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
 const START_DEADLINE: Duration = Duration::from_secs(30);
@@ -53,6 +57,7 @@ pub async fn run(target: Target, options: Up) -> Result<ExitCode, CliError> {
     agent.feed(token).await?;
     banner(&url, &state, &setup);
 
+    let mut agent_ended = None;
     let outcome = loop {
         tokio::select! {
             _ = tokio::signal::ctrl_c() => break Ok(ExitCode::SUCCESS),
@@ -60,11 +65,12 @@ pub async fn run(target: Target, options: Up) -> Result<ExitCode, CliError> {
             ended = server.ended() => {
                 if let Err(error) = server.restart(ended, programs.server(&state, listen)).await { break Err(error) }
             }
-            ended = agent.ended() => {
-                // Before it has joined it needs a token again; while the server is away it starts without, and is started anew.
-                let token = join_token(&client, &state).await.unwrap_or(None);
+            ended = agent.ended(), if agent_ended.is_none() => agent_ended = Some(ended),
+            () = tokio::time::sleep(AGENT_RESTART), if agent_ended.is_some() => {
+                // Before it has joined it needs a token, and for that the server: this comes round until it answers.
+                let Ok(Ok(token)) = tokio::time::timeout(TOKEN_DEADLINE, join_token(&client, &state)).await else { continue };
                 let command = programs.agent(&state, &url, &options, token.is_some());
-                if let Err(error) = agent.restart(ended, command).await { break Err(error) }
+                if let Err(error) = agent.restart(agent_ended.take().unwrap_or_default(), command).await { break Err(error) }
                 if let Err(error) = agent.feed(token).await { break Err(error) }
             }
         }
@@ -233,8 +239,12 @@ impl Supervised {
     }
 
     fn start(&mut self, mut command: Command) -> Result<(), CliError> {
-        let child =
-            command.kill_on_drop(true).spawn().map_err(|error| CliError::other(format!("{} could not be started: {error}", self.name)))?;
+        // A group of its own: Ctrl-C in a terminal is for this program, which then ends its children in order.
+        let child = command
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| CliError::other(format!("{} could not be started: {error}", self.name)))?;
         self.child = Some(child);
         self.started = Instant::now();
         Ok(())

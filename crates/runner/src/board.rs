@@ -11,6 +11,9 @@ use crate::agent::{Agent, Permit};
 use crate::episode::Score;
 use crate::rows::{Blame, Rows, Verdict, Work};
 
+/// Rows of a failure that concerns many, which keep the last output of the process.
+const WHOLE_FAILURES: usize = 20;
+
 /// Unix time in milliseconds.
 #[must_use]
 pub fn unix_ms() -> i64 {
@@ -103,10 +106,14 @@ impl Board {
     pub async fn close(&self, failure: &Failure) {
         let waiting = self.rows().close(failure.clone());
         self.touch();
-        for work in waiting {
+        let whole = WireFailure::from(failure);
+        let brief = WireFailure { log_lines: Vec::new(), events: Vec::new(), ..whole.clone() };
+        for (index, work) in waiting.into_iter().enumerate() {
             let Some(permit) = self.agent.room().await else { return };
             let now = unix_ms();
-            self.report(&work, Outcome::Errored(WireFailure::from(failure)), Span { started_unix_ms: now, ended_unix_ms: now }, permit);
+            // All have the same reason; the output that shows it is kept with the first of them.
+            let outcome = Outcome::Errored(if index < WHOLE_FAILURES { whole.clone() } else { brief.clone() });
+            self.report(&work, outcome, Span { started_unix_ms: now, ended_unix_ms: now }, permit);
         }
     }
 

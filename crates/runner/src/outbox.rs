@@ -11,6 +11,9 @@ use rlm_api::cluster::v1::{
     RunMetrics, RunnerMessage, runner_message::Message,
 };
 
+/// Most bytes of episodes in one message; the agent reads up to 4 MiB.
+const BATCH_BYTES: usize = 1 << 20;
+
 /// What to do next on the stream.
 #[derive(Debug, PartialEq)]
 pub enum Next {
@@ -187,7 +190,13 @@ impl<P> Outbox<P> {
     fn close_batch(&mut self) {
         self.open_since = None;
         while !self.open.is_empty() {
-            let size = self.open.len().min(self.flush_at);
+            // At least one, and as many more as fit: a message that the agent can't read would be sent again for ever.
+            let mut bytes = 0;
+            let fits = self.open.iter().take_while(|episode| {
+                bytes += prost::Message::encoded_len(*episode);
+                bytes <= BATCH_BYTES
+            });
+            let size = fits.count().clamp(1, self.flush_at);
             let sequence = self.take_sequence();
             let batch =
                 Batch { sequence, episodes: self.open.drain(..size).collect(), _permits: self.open_permits.drain(..size).collect() };

@@ -209,7 +209,9 @@ impl Driver {
         let of_binding = |task: u32| self.spec.tasks.get(task as usize).is_some_and(|task| task.binding == binding);
         let rows = Rows::new(&self.plan.rows, of_binding, self.plan.attempt_base, retries);
         let board = Arc::new(Board::new(rows, self.agent.clone()));
-        let chosen = Spread::choose(self.spec.lanes, board.open(), self.spec.environment.lanes_per_pod, self.cores);
+        // A server that runs already is one process, and admits one session.
+        let cores = if self.spec.environment.address.is_some() { 1 } else { self.cores };
+        let chosen = Spread::choose(self.spec.lanes, board.open(), self.spec.environment.lanes_per_pod, cores);
         let mut spread = chosen;
         loop {
             self.book.spread(spread);

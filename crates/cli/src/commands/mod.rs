@@ -23,7 +23,10 @@ use crate::error::CliError;
 const SDK_COMMANDS: [&str; 3] = ["check", "check-image", "describe"];
 
 pub fn completion(shell: clap_complete::Shell) -> Result<ExitCode, CliError> {
-    clap_complete::generate(shell, &mut crate::args::Cli::command(), "rlmesh", &mut std::io::stdout());
+    // Under the name that it was called by: `rlmesh` or `rlmeshctl`.
+    let called =
+        std::env::args_os().next().and_then(|path| Some(std::path::PathBuf::from(path).file_name()?.to_string_lossy().into_owned()));
+    clap_complete::generate(shell, &mut crate::args::Cli::command(), called.unwrap_or_else(|| "rlmesh".to_owned()), &mut std::io::stdout());
     Ok(ExitCode::SUCCESS)
 }
 

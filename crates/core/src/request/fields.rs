@@ -27,17 +27,15 @@ const fn or(name: &'static str, kind: Kind, default: &'static str, about: &'stat
     Field { name, kind, presence: Presence::Default(default), about }
 }
 
+/// Tags of an evaluation.
+pub const TAGS: Kind = Kind::Map { key: Text::TagKey, of: &Kind::Text(Text::Line(256)), max: 64 };
+
 pub static REQUEST: Table = Table {
     name: "Request",
     about: "An evaluation: models that meet environments in tasks.",
     fields: &[
         optional("name", Kind::Text(Text::Line(200)), "What people call it; without one it is named after its models and environments."),
-        or(
-            "tags",
-            Kind::Map { key: Text::TagKey, of: &Kind::Text(Text::Line(256)), max: 64 },
-            "{}",
-            "Labels to find it by: `tag=key:value` in lists.",
-        ),
+        or("tags", TAGS, "{}", "Labels to find it by: `tag=key:value` in lists."),
         optional(
             "clientToken",
             Kind::Text(Text::Line(200)),

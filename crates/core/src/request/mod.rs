@@ -139,6 +139,16 @@ fn blamed(list: &str, index: usize, reference: Option<&str>) -> String {
     format!("{list}[{index}]{}", if reference.is_some() { "" } else { ".entrypoint" })
 }
 
+/// Checks tags on their own, as they stand in a request.
+#[must_use]
+pub fn tag_problems(tags: &BTreeMap<String, String>) -> Vec<Problem> {
+    let catalogue = EmptyCatalogue;
+    let mut checker = Checker::new(&catalogue);
+    let tags = tags.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))).collect();
+    checker.reader.tags_alone(&Value::Object(tags));
+    std::mem::take(&mut checker.reader.problems).finish()
+}
+
 /// Checks one definition on its own, as it stands in `models`: for registering it. An `id` is not needed.
 ///
 /// # Errors

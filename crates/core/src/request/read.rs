@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::fields::{ENVIRONMENT, MODEL, REQUEST};
+use super::fields::{ENVIRONMENT, MODEL, REQUEST, TAGS};
 use super::problems::{Path, Problems};
 use super::table::{Kind, Presence, Side, Table};
 use super::text::{duration_text, hint, is_quantity, parse_duration, quote};
@@ -208,6 +208,11 @@ impl Reader<'_> {
             map.insert("id".to_owned(), Value::from(side.noun()));
         }
         self.object(&value, table, &Path::Root)
+    }
+
+    /// The tags of a request, without the rest of it.
+    pub fn tags_alone(&mut self, tags: &Value) -> Option<Value> {
+        self.value(tags, &TAGS, &Path::Root.key("tags"))
     }
 
     /// A registered definition that only a task names.

@@ -1,6 +1,8 @@
 //! Reading requests: JSON bodies, query parameters, path parameters and forms. Whatever can't be read is refused in our
 //! error shape, naming the field.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
@@ -18,6 +20,10 @@ use crate::http::query;
 pub const DEFAULT_LIMIT: usize = 2 * 1024 * 1024;
 /// Largest evaluation request: a million explicit seeds fit.
 pub const LARGE_LIMIT: usize = 32 * 1024 * 1024;
+
+/// A body arrives within this time, and one second more for each `SLOWEST` bytes that it may have.
+const BODY_TIME: Duration = Duration::from_secs(30);
+const SLOWEST: u64 = 128 * 1024;
 
 /// A JSON body of at most `LIMIT` bytes; also a JSON answer.
 #[derive(Debug, Clone)]
@@ -40,9 +46,17 @@ fn media_type(headers: &HeaderMap) -> String {
     value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
-/// Reads a whole body of at most `limit` bytes.
+/// Reads a whole body of at most `limit` bytes, which arrives in time.
 pub(crate) async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, Error> {
-    match Limited::new(body, limit).collect().await {
+    read_body_within(body, limit, BODY_TIME + Duration::from_secs(limit as u64 / SLOWEST)).await
+}
+
+async fn read_body_within(body: Body, limit: usize, time: Duration) -> Result<bytes::Bytes, Error> {
+    let Ok(read) = tokio::time::timeout(time, Limited::new(body, limit).collect()).await else {
+        let message = format!("the request's body did not arrive within {} s; send it again over a faster connection", time.as_secs());
+        return Err(Error::new(Code::DeadlineExceeded, message));
+    };
+    match read {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large(limit)),
         Err(_) => Err(Error::new(Code::BadRequest, "the request's body ended before it was complete; send it again")),
@@ -158,6 +172,20 @@ mod tests {
     fn code(bytes: &[u8]) -> (Code, String) {
         let error = parse_json::<Body>(bytes).unwrap_err();
         (error.code, error.message)
+    }
+
+    #[tokio::test]
+    async fn a_body_that_trickles_is_given_up() {
+        let trickle = || {
+            futures::stream::unfold((), |()| async {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                Some((Ok::<_, std::io::Error>(bytes::Bytes::from_static(b" ")), ()))
+            })
+        };
+        let error = read_body_within(axum::body::Body::from_stream(trickle()), 1_000_000, Duration::from_millis(100)).await.unwrap_err();
+        assert_eq!(error.code, Code::DeadlineExceeded);
+        let whole = axum::body::Body::from_stream(futures::StreamExt::take(trickle(), 2));
+        assert_eq!(read_body_within(whole, 10, Duration::from_secs(20)).await.unwrap().len(), 2);
     }
 
     #[test]

@@ -84,6 +84,7 @@ pub struct LockedEvaluation {
     pub created_at: i64,
     pub started_at: Option<i64>,
     pub finished_at: Option<i64>,
+    pub deleted_at: Option<i64>,
 }
 
 /// What an evaluation needs to know of a cluster.
@@ -443,7 +444,8 @@ impl Write {
     pub async fn lock_evaluation(&mut self, id: EvaluationId) -> Result<Option<LockedEvaluation>, StoreError> {
         let row = sqlx::query(
             "UPDATE evaluations SET rows_total = rows_total WHERE id = $1
-             RETURNING organization_id, status, cancel_requested_at, rows_total, rows_scored, rows_errored, created_at, started_at, finished_at",
+             RETURNING organization_id, status, cancel_requested_at, rows_total, rows_scored, rows_errored, created_at, started_at, finished_at,
+             deleted_at",
         )
         .bind(id.to_string())
         .fetch_optional(&mut *self.tx)
@@ -463,6 +465,7 @@ impl Write {
             created_at: column(&row, 6)?,
             started_at: column(&row, 7)?,
             finished_at: column(&row, 8)?,
+            deleted_at: column(&row, 9)?,
         }))
     }
 

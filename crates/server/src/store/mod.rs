@@ -50,6 +50,13 @@ impl StoreError {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         match error {
+            // 55P03 and 57014: the lock or the statement took longer than PostgreSQL was told to wait.
+            StoreError::Driver { source: sqlx::Error::Database(ref source), .. }
+                if matches!(source.code().as_deref(), Some("55P03" | "57014")) =>
+            {
+                tracing::warn!(%error, "the database is busy");
+                Self::new(Code::Unavailable, "the server's database is busy; try again")
+            }
             StoreError::Driver { source: sqlx::Error::PoolTimedOut, .. } => {
                 tracing::warn!(%error, "the database is busy");
                 Self::new(Code::Unavailable, "the server's database is busy; try again")
@@ -81,6 +88,18 @@ impl<T> Attempt<T> for Result<T, sqlx::Error> {
     }
 }
 
+/// What each SQLite connection begins with.
+const SQLITE: &[&str] = &[
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA busy_timeout = 20000",
+    "PRAGMA cache_size = -8000",
+];
+/// What each PostgreSQL connection begins with: nothing waits for ever, and no lock outlives a server that has gone.
+const POSTGRES: &[&str] =
+    &["SET statement_timeout = '120s'", "SET lock_timeout = '15s'", "SET idle_in_transaction_session_timeout = '60s'"];
+
 /// The database. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
@@ -110,16 +129,8 @@ impl Store {
             AnyPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(20)).after_connect(
                 move |connection, _| {
                     Box::pin(async move {
-                        if sqlite {
-                            for pragma in [
-                                "PRAGMA journal_mode = WAL",
-                                "PRAGMA synchronous = FULL",
-                                "PRAGMA foreign_keys = ON",
-                                "PRAGMA busy_timeout = 20000",
-                                "PRAGMA cache_size = -8000",
-                            ] {
-                                sqlx::query(pragma).execute(&mut *connection).await?;
-                            }
+                        for setting in if sqlite { SQLITE } else { POSTGRES } {
+                            sqlx::query(*setting).execute(&mut *connection).await?;
                         }
                         Ok(())
                     })

@@ -256,11 +256,12 @@ pub async fn revoke_family(write: &mut Write, family_id: &str, now_ms: i64) -> R
     Ok(())
 }
 
-/// Ends a user's sign-ins to one organization.
+/// Ends a user's sign-ins that act in one organization now; one that was switched elsewhere goes on there.
 pub async fn revoke_of_member(write: &mut Write, organization: OrganizationId, user: UserId, now_ms: i64) -> Result<(), StoreError> {
     for (sql, what) in [
         (
-            "UPDATE refresh_tokens SET revoked_at = $3 WHERE organization_id = $1 AND user_id = $2 AND revoked_at IS NULL",
+            "UPDATE refresh_tokens SET revoked_at = $3 WHERE user_id = $2 AND revoked_at IS NULL AND family_id IN
+             (SELECT family_id FROM refresh_tokens WHERE organization_id = $1 AND user_id = $2 AND used_at IS NULL)",
             "revoke a member's sign-ins",
         ),
         (
@@ -270,6 +271,40 @@ pub async fn revoke_of_member(write: &mut Write, organization: OrganizationId, u
     ] {
         sqlx::query(sql).bind(organization.to_string()).bind(user.to_string()).bind(now_ms).execute(&mut *write.tx).await.attempt(what)?;
     }
+    Ok(())
+}
+
+/// Ends all sign-ins of a user.
+pub async fn revoke_of_user(write: &mut Write, user: UserId, now_ms: i64) -> Result<(), StoreError> {
+    for (sql, what) in [
+        ("UPDATE refresh_tokens SET revoked_at = $2 WHERE user_id = $1 AND revoked_at IS NULL", "revoke a user's sign-ins"),
+        ("DELETE FROM browser_sessions WHERE user_id = $1 AND created_at <= $2", "end a user's browser sessions"),
+    ] {
+        sqlx::query(sql).bind(user.to_string()).bind(now_ms).execute(&mut *write.tx).await.attempt(what)?;
+    }
+    Ok(())
+}
+
+/// Whether a token of the sign-in was revoked, and so all of it.
+pub async fn family_is_revoked(write: &mut Write, family_id: &str) -> Result<bool, StoreError> {
+    const WHAT: &str = "read a sign-in";
+    let row = sqlx::query("SELECT COUNT(revoked_at) AS revoked FROM refresh_tokens WHERE family_id = $1")
+        .bind(family_id)
+        .fetch_one(&mut *write.tx)
+        .await
+        .attempt(WHAT)?;
+    let revoked: i64 = row.try_get("revoked").attempt(WHAT)?;
+    Ok(revoked > 0)
+}
+
+/// Lets an unused token act in another organization.
+pub async fn move_refresh(write: &mut Write, hash: &str, organization: OrganizationId) -> Result<(), StoreError> {
+    sqlx::query("UPDATE refresh_tokens SET organization_id = $2 WHERE hash = $1 AND used_at IS NULL")
+        .bind(hash)
+        .bind(organization.to_string())
+        .execute(&mut *write.tx)
+        .await
+        .attempt("move a refresh token")?;
     Ok(())
 }
 

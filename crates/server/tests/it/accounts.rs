@@ -3,7 +3,7 @@
 use reqwest::{Method, StatusCode};
 use rlm_server::app::identity::accounts::{self, NewAccount};
 
-use crate::common::{Answer, TestServer};
+use crate::common::{Answer, TestServer, TestUser};
 
 const PASSWORD: &str = "correct horse battery";
 
@@ -195,4 +195,19 @@ async fn accounts_are_checked_before_they_are_made() {
     assert_eq!(changed, "set the password of");
     assert!(accounts::sign_in(&server.state, "ada@example.com", "another password", "").await.is_ok());
     assert!(accounts::sign_in(&server.state, "ada@example.com", PASSWORD, "").await.is_err());
+}
+
+#[tokio::test]
+async fn a_new_password_ends_the_sign_ins_of_the_old_one() {
+    let server = TestServer::start().await;
+    let (user, organization) = accounts::create_owner(&server.state, &account("ada@example.com"), PASSWORD, "lab").await.unwrap();
+    let user = TestUser { id: user.id, organization: organization.id };
+    let mut browser = Browser::new(&server);
+    browser.sign_in("ada@example.com", PASSWORD).await;
+    let refresh = server.refresh_token(&user).await;
+    accounts::reset_password(&server.state, "ada@example.com", "another long password").await.unwrap();
+    browser.get("/v1/me").await.refused("unauthenticated");
+    assert_eq!(server.refresh(&refresh, &[]).await.body["error"], "invalid_grant");
+    let log = server.get(&server.key(&user).await, "/v1/audit").await.ok();
+    assert_eq!((&log["items"][0]["action"], &log["items"][0]["actor"]), (&"account.password".into(), &"system".into()));
 }

@@ -2,9 +2,10 @@
 
 use reqwest::StatusCode;
 use rlm_server::app::access::Role;
+use rlm_server::store::organizations;
 use serde_json::json;
 
-use crate::common::{TestServer, for_each_server};
+use crate::common::{TestServer, TestUser, for_each_server};
 
 #[tokio::test]
 async fn members_come_change_and_go() {
@@ -114,4 +115,34 @@ async fn a_removed_members_sign_ins_end() {
     server.get(tokens["access_token"].as_str().unwrap(), "/v1/me").await.refused("unauthenticated");
     let refused = server.refresh(tokens["refresh_token"].as_str().unwrap(), &[]).await;
     assert_eq!(refused.body["error"], "invalid_grant");
+}
+
+#[tokio::test]
+async fn a_sign_in_that_moved_on_outlives_the_membership_it_left() {
+    for_each_server(|server| async move {
+        let (left, right) = (server.organization("lab").await, server.organization("other").await);
+        let member = server.user(left.organization, Role::Member).await;
+        let mut write = server.state.store.write().await.unwrap();
+        organizations::add_member(&mut write, right.organization, member.id, Role::Member, 1).await.unwrap();
+        write.commit().await.unwrap();
+        let remove = |of: TestUser| {
+            let (server, member) = (&server, member.id);
+            async move {
+                let path = format!("/v1/organizations/{}/members/{member}", of.organization);
+                assert_eq!(server.delete(&server.key(&of).await, &path).await.status, StatusCode::NO_CONTENT);
+            }
+        };
+        let first = server.refresh_token(&member).await;
+        let moved = server.refresh(&first, &[("organization_id", &right.organization.to_string())]).await.ok();
+        remove(left).await;
+        server.get(moved["access_token"].as_str().unwrap(), "/v1/me").await.ok();
+        let next = server.refresh(moved["refresh_token"].as_str().unwrap(), &[]).await.ok();
+        server.get(next["access_token"].as_str().unwrap(), "/v1/me").await.ok();
+
+        // A family of which any token is revoked gives no tokens that would be refused everywhere.
+        remove(right).await;
+        assert_eq!(server.refresh(next["refresh_token"].as_str().unwrap(), &[]).await.body["error"], "invalid_grant");
+        assert_eq!(server.refresh(&first, &[]).await.body["error_description"], "this sign-in was ended; sign in again");
+    })
+    .await;
 }

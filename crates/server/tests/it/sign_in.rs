@@ -163,6 +163,9 @@ async fn access_tokens_expire_and_end_with_their_sign_in() {
     assert_eq!(form(&server, "/v1/oauth/revoke", &[("token", &refresh)]).await.status, StatusCode::OK);
     assert_eq!(form(&server, "/v1/oauth/revoke", &[("token", "unknown")]).await.status, StatusCode::OK);
     server.get(&access, "/v1/me").await.refused("unauthenticated");
+    let log = server.get(&server.key(&owner).await, "/v1/audit").await.ok();
+    let ends = log["items"].as_array().unwrap().iter().filter(|entry| entry["action"] == "session.end").count();
+    assert_eq!(ends, 2, "{log}");
 }
 
 #[tokio::test]
@@ -290,4 +293,22 @@ async fn a_browser_switches_its_organization() {
     join(&server, &user, &other).await;
     server.send(switch(other.organization.to_string())).await.ok();
     assert_eq!(browser.get("/v1/me").await.ok()["organization"]["id"], other.organization.to_string());
+    let log = server.get(&server.key(&other).await, "/v1/audit").await.ok();
+    assert_eq!(log["items"][0]["action"], "session.switch");
+}
+
+#[tokio::test]
+async fn a_repeated_refresh_moves_to_the_organization_it_names() {
+    let server = TestServer::start().await;
+    let owner = server.organization("lab").await;
+    let other = server.organization("other").await;
+    let foreign = other.organization.to_string();
+    let refresh = server.refresh_token(&owner).await;
+    let lost = server.refresh(&refresh, &[]).await.ok();
+    assert_eq!(oauth_error(&server.refresh(&refresh, &[("organization_id", &foreign)]).await), (400, "invalid_grant"));
+    join(&server, &owner, &other).await;
+    let moved = server.refresh(&refresh, &[("organization_id", &foreign)]).await.ok();
+    assert_eq!((&moved["organization_id"], &moved["refresh_token"]), (&Value::from(foreign.as_str()), &lost["refresh_token"]));
+    let next = server.refresh(moved["refresh_token"].as_str().unwrap(), &[]).await.ok();
+    assert_eq!(next["organization_id"], foreign);
 }

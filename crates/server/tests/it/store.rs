@@ -1,5 +1,6 @@
 //! The store's identity part, on both databases.
 
+use rlm_core::error::{Code, Error};
 use rlm_core::ids::{OrganizationId, UserId};
 use rlm_server::app::access::{Actor, Role};
 use rlm_server::app::audit;
@@ -9,7 +10,7 @@ use rlm_server::store::sessions::{self, BrowserSession, DeviceGrant, GrantState,
 use rlm_server::store::users::{self, User};
 use serde_json::json;
 
-use crate::common::for_each_store;
+use crate::common::{for_each_store, postgres_url};
 
 async fn owner(store: &Store, email: &str) -> (User, Organization) {
     let user = User {
@@ -176,4 +177,19 @@ async fn the_audit_log_is_newest_first_and_apart() {
         assert_eq!((rest.len(), rest[0].subject.as_str()), (1, "0"));
     })
     .await;
+}
+
+#[tokio::test]
+async fn waiting_for_a_lock_of_postgres_ends() {
+    let Some(url) = postgres_url().await else { return };
+    let store = Store::open(&url).await.unwrap();
+    let organization = Organization { id: OrganizationId::generate(), name: "same".to_owned(), created_at: 1 };
+    let mut holder = store.write().await.unwrap();
+    organizations::insert(&mut holder, &organization).await.unwrap();
+    let waits = async {
+        let mut write = store.write().await.unwrap();
+        organizations::insert(&mut write, &organization).await
+    };
+    let error = tokio::time::timeout(std::time::Duration::from_secs(25), waits).await.expect("the wait has an end").unwrap_err();
+    assert_eq!(Error::from(error).code, Code::Unavailable);
 }

@@ -111,7 +111,8 @@ impl<'a> Parts<'a> {
         env.entry("PYTHONUNBUFFERED".to_owned()).or_insert_with(|| "1".to_owned());
         if cell.cuda_devices > 0 {
             let list = devices.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-            env.entry("CUDA_VISIBLE_DEVICES".to_owned()).or_insert(list);
+            // What was handed out, whatever the definition says: other runs hold the other devices.
+            env.insert("CUDA_VISIBLE_DEVICES".to_owned(), list);
         }
         let given = env.get("PYTHONPATH").cloned().or_else(|| cell.python_path.clone()).filter(|path| !path.is_empty());
         let path: Vec<String> = self.python_path.map(str::to_owned).into_iter().chain(given).collect();

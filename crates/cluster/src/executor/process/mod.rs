@@ -306,10 +306,17 @@ impl ProcessExecutor {
         report::record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Failed).await;
     }
 
+    /// Stores a run's end aside: a full spool makes room only as the session goes on, and the session asked for this.
+    fn record_end(&self, key: RunKey, status: v1::RunStatus, end: RunEnd) {
+        let context = Arc::clone(&self.context);
+        self.context.tasks.spawn(async move { report::record_end(&context, key, NewRecord::status(key, status), end).await });
+    }
+
     async fn refuse(&self, key: RunKey, problem: String) {
         tracing::error!(run = %key, %problem, "an assignment can't be read");
         let message = format!("this agent (version {}) can't read the run: {problem}", self.context.version);
-        self.fail(key, &Failure::new(FailureCode::Internal, message)).await;
+        let failure = Failure::new(FailureCode::Internal, message);
+        self.record_end(key, report::status(Phase::Failed, "", "", now_ms(), Some(&failure), None), RunEnd::Failed);
     }
 
     /// Asks a run to end. False: it is neither queued nor active.
@@ -411,7 +418,7 @@ impl Executor for ProcessExecutor {
             return;
         }
         let status = report::status(Phase::Cancelled, "", "", now_ms(), None, None);
-        report::record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Cancelled).await;
+        self.record_end(key, status, RunEnd::Cancelled);
         self.schedule();
     }
 

@@ -94,6 +94,8 @@ struct Run {
     stream: Option<Stream>,
     runner: Option<RunnerHandle>,
     runner_starts: u32,
+    /// Environment steps that the runner has reported.
+    steps_seen: u64,
     runner_restart: Option<Instant>,
     runner_exits: mpsc::Sender<RunnerExit>,
     to_actor: mpsc::Sender<FromRunner>,
@@ -130,6 +132,7 @@ pub async fn carry_out(context: Arc<Context>, assignment: Assignment, grant: Gra
         stream: None,
         runner: None,
         runner_starts: 0,
+        steps_seen: 0,
         runner_restart: None,
         runner_exits,
         to_actor,
@@ -418,6 +421,12 @@ impl Run {
                 if progress.env_steps > 0 {
                     self.report(Phase::Running, "", "");
                 }
+                // Steps without an episode are progress too: several lanes may crash in company again and again, and each
+                // row has a count of its own.
+                if progress.env_steps > self.steps_seen {
+                    self.components.progress();
+                }
+                self.steps_seen = progress.env_steps;
             }
             Message::Metrics(metrics) => {
                 let record = NewRecord::metrics(self.key(), metrics);

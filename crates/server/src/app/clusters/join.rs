@@ -143,8 +143,11 @@ pub async fn join(state: &AppState, bearer: Option<&str>, request: &Request, rem
             judge_place(&cluster, &request.kube_system_uid, elsewhere.as_ref(), super::is_connected(state, &cluster))?;
             let overlap_ends = now_ms.saturating_add(millis(state.config.timings.credential_overlap));
             let mut exchange = Exchange::new();
-            for purpose in purposes {
+            // All of them: what an earlier agent had ends, even what this one did not ask for.
+            for purpose in Purpose::ALL {
                 write.retire_credentials(id, purpose, overlap_ends).await?;
+            }
+            for purpose in purposes {
                 exchange.insert(purpose, credentials::make(state, &mut write, id, purpose, now_ms).await?);
             }
             write.use_join_token(token.id, &request.nonce, &exchange, now_ms).await?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rlm_api::rest::EvaluationSummary;
 use rlm_core::error::{Code, Error, Problem};
 use rlm_core::ids::{ClusterId, EvaluationId};
+use rlm_core::request::tag_problems;
 use rlm_core::rows::{self, MAX_ROWS, SEED_LIMIT, Segment};
 use rlm_core::run::EvaluationStatus;
 use serde_json::{Value, json};
@@ -16,12 +17,10 @@ use super::{find, new_runs, read};
 use crate::app::access::Caller;
 use crate::app::{audit, ingest};
 use crate::state::AppState;
-use crate::store::evaluations::EvaluationHead;
+use crate::store::evaluations::{EvaluationHead, LockedEvaluation};
 use crate::store::{StoreError, Write};
 
 const LONGEST_NAME: usize = 200;
-const MOST_TAGS: usize = 50;
-const LONGEST_TAG: usize = 128;
 /// How long a deleted evaluation's data is kept.
 const KEPT_MS: i64 = 7 * 24 * 3_600_000;
 
@@ -41,31 +40,14 @@ pub async fn change(
         problems.push(Problem::new("name", format!("must have 1 to {LONGEST_NAME} characters, none of them a control character")));
     }
     if let Some(tags) = &tags {
-        if tags.len() > MOST_TAGS {
-            problems.push(Problem::new("tags", format!("{} tags; at most {MOST_TAGS} are allowed", tags.len())));
-        }
-        for (key, value) in tags {
-            if key.is_empty() || key.len() > LONGEST_TAG || key.contains(':') || key.chars().any(char::is_control) {
-                let shown: String = key.chars().take(40).collect();
-                problems.push(Problem::new(
-                    format!("tags.{shown}"),
-                    format!("a tag's name has 1 to {LONGEST_TAG} bytes, without `:` and control characters"),
-                ));
-            }
-            if value.len() > LONGEST_TAG || value.chars().any(char::is_control) {
-                let shown: String = key.chars().take(40).collect();
-                problems.push(Problem::new(
-                    format!("tags.{shown}"),
-                    format!("a tag's value has at most {LONGEST_TAG} bytes, none of them a control character"),
-                ));
-            }
-        }
+        problems.extend(tag_problems(tags));
     }
     if !problems.is_empty() {
         return Err(Error::invalid(problems));
     }
     let now_ms = state.clock.now_ms();
     let mut write = state.store.write().await?;
+    lock(&mut write, &head).await?;
     if let Some(name) = &name {
         write.rename_evaluation(head.id, name).await?;
     }
@@ -87,7 +69,7 @@ pub async fn cancel(state: &AppState, caller: &Caller, id: &str) -> Result<Evalu
     let mut write = state.store.write().await?;
     // Runs first: that is the order in which everybody locks.
     let ended = write.cancel_queued_runs(head.id, now_ms).await?;
-    let mut evaluation = write.lock_evaluation(head.id).await?.ok_or_else(|| gone(&head))?;
+    let mut evaluation = lock(&mut write, &head).await?;
     match evaluation.status {
         EvaluationStatus::Cancelling | EvaluationStatus::Cancelled => drop(write),
         EvaluationStatus::Completed | EvaluationStatus::Failed => {
@@ -114,6 +96,11 @@ pub async fn cancel(state: &AppState, caller: &Caller, id: &str) -> Result<Evalu
         }
     }
     read::summary(state, &find(state, caller, id).await?).await
+}
+
+/// Locks what was found before: it may have been deleted since.
+async fn lock(write: &mut Write, head: &EvaluationHead) -> Result<LockedEvaluation, Error> {
+    write.lock_evaluation(head.id).await?.filter(|evaluation| evaluation.deleted_at.is_none()).ok_or_else(|| gone(head))
 }
 
 fn gone(head: &EvaluationHead) -> Error {
@@ -150,7 +137,7 @@ pub async fn retry(state: &AppState, caller: &Caller, id: &str) -> Result<Evalua
     let segments = all_segments(state, head.id).await?;
     let now_ms = state.clock.now_ms();
     let mut write = state.store.write().await?;
-    let mut evaluation = write.lock_evaluation(head.id).await?.ok_or_else(|| gone(&head))?;
+    let mut evaluation = lock(&mut write, &head).await?;
     match evaluation.status {
         EvaluationStatus::Completed | EvaluationStatus::Failed => {}
         EvaluationStatus::Cancelling | EvaluationStatus::Cancelled => {
@@ -185,7 +172,7 @@ pub async fn extend(state: &AppState, caller: &Caller, id: &str, episodes: u64) 
         return Err(Error::invalid(vec![Problem::new("episodes", format!("must be 1 to {MAX_ROWS}: that many more per model and task"))]));
     }
     let mut write = state.store.write().await?;
-    let mut evaluation = write.lock_evaluation(head.id).await?.ok_or_else(|| gone(&head))?;
+    let mut evaluation = lock(&mut write, &head).await?;
     if matches!(evaluation.status, EvaluationStatus::Cancelling | EvaluationStatus::Cancelled) {
         return Err(Error::new(Code::Conflict, format!("{} was cancelled and stays so; clone it to run it again", head.id)));
     }
@@ -303,7 +290,7 @@ pub async fn delete(state: &AppState, caller: &Caller, id: &str) -> Result<(), E
     let head = find(state, caller, id).await?;
     let now_ms = state.clock.now_ms();
     let mut write = state.store.write().await?;
-    let evaluation = write.lock_evaluation(head.id).await?.ok_or_else(|| gone(&head))?;
+    let evaluation = lock(&mut write, &head).await?;
     if !evaluation.status.is_terminal() {
         return Err(Error::new(Code::Conflict, format!("{} is {}; cancel it first, then delete it", head.id, evaluation.status.as_str())));
     }

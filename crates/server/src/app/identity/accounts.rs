@@ -10,6 +10,7 @@ use crate::app::access::{Actor, Role};
 use crate::app::audit;
 use crate::state::AppState;
 use crate::store::organizations::{self, Organization};
+use crate::store::sessions;
 use crate::store::users::{self, User};
 use crate::store::{StoreError, Write};
 
@@ -137,15 +138,23 @@ pub async fn make_first_admin(state: &AppState) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets an existing account's password; used from the server's own command line.
+/// Sets an existing account's password and ends its sign-ins; used from the server's own command line.
 pub async fn reset_password(state: &AppState, email: &str, password: &str) -> Result<User, Error> {
     passwords::check_strength(password).map_err(|problem| Error::invalid(vec![Problem::new("password", problem)]))?;
     let (user, _) = users::by_email(&state.store, &normal_email(email))
         .await?
         .ok_or_else(|| Error::new(Code::NotFound, format!("there is no account with the email address {email}")))?;
     let hash = passwords::hash(password).await?;
+    let member_of = organizations::of_user(&state.store, user.id).await?;
+    let now = state.clock.now_ms();
     let mut write = state.store.write().await?;
     users::set_password(&mut write, user.id, &hash).await?;
+    // Whoever knew the old password may be signed in.
+    sessions::revoke_of_user(&mut write, user.id, now).await?;
+    for (organization, _) in member_of {
+        let actor = Actor::system(organization.id);
+        audit::record(&mut write, now, &actor, "account.password", &user.id.to_string(), json!({})).await?;
+    }
     write.commit().await?;
     Ok(user)
 }

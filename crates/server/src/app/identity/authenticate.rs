@@ -58,7 +58,7 @@ async fn api_key(state: &AppState, text: &str, remote_address: &str) -> Result<C
     let now = state.clock.now_ms();
     let key = keys::by_hash(&state.store, &secret.hash())
         .await?
-        .ok_or_else(|| refused("this API key is not known here; make one with `rlmesh keys create`, or check the platform's address"))?;
+        .ok_or_else(|| refused("this API key is not known here; make one with `rlmesh keys add`, or check the platform's address"))?;
     if key.revoked_at.is_some() {
         return Err(refused(format!("the API key {} was revoked", key.id)));
     }
@@ -99,6 +99,25 @@ pub async fn browser(state: &AppState, cookie: &str, remote_address: &str) -> Re
         remote_address: remote_address.to_owned(),
         credential: Credential::Browser { hash },
     })
+}
+
+/// Whether the credential still stands that a caller came with some time ago; for answers that go on for long. An access
+/// token's own end does not matter here, its sign-in's does.
+pub async fn still_stands(state: &AppState, caller: &Caller) -> Result<bool, Error> {
+    let now = state.clock.now_ms();
+    let stands = match &caller.credential {
+        Credential::AccessToken { family } => sessions::family_is_live(&state.store, family).await?,
+        Credential::Browser { hash } => {
+            sessions::browser(&state.store, hash, now).await?.is_some_and(|session| session.organization_id == caller.organization_id)
+        }
+        Credential::ApiKey { id } => match id.parse() {
+            Ok(id) => keys::by_id(&state.store, caller.organization_id, id)
+                .await?
+                .is_some_and(|key| key.revoked_at.is_none() && key.expires_at.is_none_or(|at| at > now)),
+            Err(_) => false,
+        },
+    };
+    Ok(stands && organizations::active_role(&state.store, caller.organization_id, caller.user_id).await?.is_some())
 }
 
 /// What the database holds of a session cookie or a device code.

@@ -78,8 +78,11 @@ pub async fn switch(state: &AppState, caller: &Caller, organization: Organizatio
     if organizations::active_role(&state.store, organization, caller.user_id).await?.is_none() {
         return Err(Error::new(Code::NotFound, format!("you are in no organization {organization}")));
     }
+    let now = state.clock.now_ms();
+    let actor = Actor { organization_id: organization, ..caller.actor() };
     let mut write = state.store.write().await?;
     sessions::switch_browser(&mut write, hash, organization).await?;
+    audit::record(&mut write, now, &actor, "session.switch", &caller.user_id.to_string(), json!({"by": "browser"})).await?;
     write.commit().await?;
     Ok(())
 }

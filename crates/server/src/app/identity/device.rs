@@ -4,7 +4,7 @@
 //! while and gets the same one; a later or second use means that two parties hold the token, and ends the sign-in.
 
 use rlm_core::error::{Code, Error};
-use rlm_core::ids::OrganizationId;
+use rlm_core::ids::{OrganizationId, UserId};
 use rlm_core::tokens::{Secret, SecretKind, derive_credential};
 use serde_json::json;
 
@@ -287,6 +287,13 @@ fn judge(token: &RefreshToken, successor: Option<&RefreshToken>, replay_ms: i64,
     }
 }
 
+async fn require_member(write: &mut Write, organization_id: OrganizationId, user_id: UserId) -> Result<(), OAuthError> {
+    match organizations::role_for_update(write, organization_id, user_id).await? {
+        Some(_) => Ok(()),
+        None => Err(OAuthError::InvalidGrant(format!("you are in no organization {organization_id}"))),
+    }
+}
+
 /// Exchanges a refresh token; `organization` lets the sign-in go on in another organization of the user.
 pub async fn refresh(
     state: &AppState,
@@ -304,13 +311,16 @@ pub async fn refresh(
     let mut write = state.store.write().await?;
     let token = sessions::refresh_for_update(&mut write, &secret.hash()).await?.ok_or_else(unknown)?;
     let successor = sessions::refresh_for_update(&mut write, &next.hash()).await?;
-    let verdict = judge(&token, successor.as_ref(), millis(state.config.timings.refresh_replay), now);
+    // As access tokens are judged: they are refused once any token of the family is revoked.
+    let verdict = if sessions::family_is_revoked(&mut write, &token.family_id).await? {
+        Refresh::Revoked
+    } else {
+        judge(&token, successor.as_ref(), millis(state.config.timings.refresh_replay), now)
+    };
     match (verdict, successor) {
         (Refresh::Fresh, _) => {
             let organization_id = organization.unwrap_or(token.organization_id);
-            if organizations::role_for_update(&mut write, organization_id, token.user_id).await?.is_none() {
-                return Err(OAuthError::InvalidGrant(format!("you are in no organization {organization_id}")));
-            }
+            require_member(&mut write, organization_id, token.user_id).await?;
             sessions::use_refresh(&mut write, &token.hash, now).await?;
             let fresh =
                 RefreshToken { organization_id, issued_at: now, expires_at: now + millis(state.config.timings.refresh_token), ..token };
@@ -318,7 +328,13 @@ pub async fn refresh(
             write.commit().await?;
             Ok(tokens)
         }
-        (Refresh::Replay, Some(successor)) => {
+        (Refresh::Replay, Some(mut successor)) => {
+            // The first request may have named another organization than this one, or none.
+            if let Some(organization_id) = organization.filter(|wanted| *wanted != successor.organization_id) {
+                require_member(&mut write, organization_id, token.user_id).await?;
+                sessions::move_refresh(&mut write, &successor.hash, organization_id).await?;
+                successor.organization_id = organization_id;
+            }
             let tokens = issue(state, &mut write, successor, next, false).await?;
             write.commit().await?;
             Ok(tokens)
@@ -344,12 +360,18 @@ pub async fn revoke(state: &AppState, presented: &str, remote_address: &str) -> 
     let now = state.clock.now_ms();
     state.identity.limits.check("token requests from one address", remote_address, TOKEN, now)?;
     let mut write = state.store.write().await?;
-    let family = match Secret::parse(presented) {
-        Ok(secret) => sessions::refresh_for_update(&mut write, &secret.hash()).await?.map(|token| token.family_id),
-        Err(_) => state.identity.access_tokens.check(presented, now).ok().map(|claims| claims.sid),
+    let sign_in = match Secret::parse(presented) {
+        Ok(secret) => sessions::refresh_for_update(&mut write, &secret.hash())
+            .await?
+            .map(|token| (token.family_id, token.user_id, token.organization_id)),
+        Err(_) => state.identity.access_tokens.check(presented, now).ok().map(|claims| (claims.sid, claims.sub, claims.org)),
     };
-    if let Some(family) = family {
+    if let Some((family, user_id, organization_id)) = sign_in
+        && !sessions::family_is_revoked(&mut write, &family).await?
+    {
         sessions::revoke_family(&mut write, &family, now).await?;
+        let actor = Actor { organization_id, name: format!("user:{user_id}"), remote_address: remote_address.to_owned() };
+        audit::record(&mut write, now, &actor, "session.end", &user_id.to_string(), json!({"by": "revocation"})).await?;
     }
     write.commit().await?;
     Ok(())
@@ -358,7 +380,6 @@ pub async fn revoke(state: &AppState, presented: &str, remote_address: &str) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rlm_core::ids::UserId;
 
     fn token(used_at: Option<i64>) -> RefreshToken {
         RefreshToken {

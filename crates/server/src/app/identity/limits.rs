@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use rlm_core::error::{Code, Error};
+use sha2::{Digest as _, Sha256};
 
 /// Most buckets held; beyond it the fullest (least used) go first.
 const MOST: usize = 10_000;
@@ -48,6 +49,14 @@ fn take(bucket: Option<Bucket>, rate: Rate, now_ms: i64) -> (Bucket, Result<(), 
     }
 }
 
+/// Longest subject that is kept as it is.
+const LONGEST_SUBJECT: usize = 64;
+
+/// Subjects come from requests: a long one is kept as its hash, so that the buckets stay small.
+fn bounded(subject: &str) -> String {
+    if subject.len() <= LONGEST_SUBJECT { subject.to_owned() } else { hex::encode(Sha256::digest(subject)) }
+}
+
 /// The buckets of a server.
 #[derive(Debug, Default)]
 pub struct Limits {
@@ -65,7 +74,7 @@ impl Limits {
                 buckets.clear();
             }
         }
-        let key = (what, subject.to_owned());
+        let key = (what, bounded(subject));
         let (bucket, verdict) = take(buckets.get(&key).copied(), rate, now_ms);
         buckets.insert(key, bucket);
         verdict.map_err(|seconds| Error::new(Code::RateLimited, format!("too many attempts ({what}); try again in {seconds} s")))
@@ -89,6 +98,16 @@ mod tests {
         assert!(limits.check("sign-in", "a", rate, 9_999).is_err());
         assert!(limits.check("sign-in", "a", rate, 10_001).is_ok());
         assert!(limits.check("sign-in", "a", rate, 10_001).is_err());
+    }
+
+    #[test]
+    fn long_subjects_are_kept_short_and_apart() {
+        let limits = Limits::default();
+        let rate = Rate { burst: 1.0, per_minute: 1.0 };
+        let (one, two) = ("a".repeat(100_000), format!("{}b", "a".repeat(99_999)));
+        assert!(limits.check("sign-in", &one, rate, 0).is_ok() && limits.check("sign-in", &two, rate, 0).is_ok());
+        assert!(limits.check("sign-in", &one, rate, 0).is_err());
+        assert!(limits.buckets.lock().unwrap().keys().all(|(_, subject)| subject.len() <= LONGEST_SUBJECT));
     }
 
     #[test]

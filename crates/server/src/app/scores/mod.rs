@@ -49,12 +49,12 @@ pub struct ScoreCache {
     entries: Mutex<HashMap<(EvaluationId, GroupBy), Entry>>,
     /// The last comparisons: they are the same for every grouping.
     comparisons: Mutex<Option<(EvaluationId, Version, Vec<Comparison>)>>,
-    turn: Semaphore,
+    turn: Arc<Semaphore>,
 }
 
 impl Default for ScoreCache {
     fn default() -> Self {
-        Self { entries: Mutex::default(), comparisons: Mutex::default(), turn: Semaphore::new(1) }
+        Self { entries: Mutex::default(), comparisons: Mutex::default(), turn: Arc::new(Semaphore::new(1)) }
     }
 }
 
@@ -104,7 +104,7 @@ async fn of(state: &AppState, organization: OrganizationId, id: EvaluationId, gr
     if let Some(known) = state.scores.get(&head, group_by) {
         return Ok(known);
     }
-    let Ok(Ok(_turn)) = tokio::time::timeout(PATIENCE, state.scores.turn.acquire()).await else {
+    let Ok(Ok(turn)) = tokio::time::timeout(PATIENCE, Arc::clone(&state.scores.turn).acquire_owned()).await else {
         return Err(Error::new(Code::Unavailable, "the server is computing other scores; ask again in a moment"));
     };
     // Whoever had the turn before may have computed the same.
@@ -116,10 +116,13 @@ async fn of(state: &AppState, organization: OrganizationId, id: EvaluationId, gr
     let labels = labels(state, head.id).await?;
     let cells = read(&state.store, &head).await?;
     let known = state.scores.comparisons(&head);
-    let computed = tokio::task::spawn_blocking(move || compute(&labels, &cells, group_by, known)).await.map_err(|error| {
+    // The turn goes with the work, which goes on when the request goes away, and comes back for what is stored below.
+    let work = move || (compute(&labels, &cells, group_by, known), turn);
+    let (computed, _turn) = tokio::task::spawn_blocking(work).await.map_err(|error| {
         tracing::error!(%error, "computing scores failed");
         Error::new(Code::Internal, "the scores could not be computed; the server's log says why under this request's id")
-    })??;
+    })?;
+    let computed = computed?;
     *state.scores.comparisons.lock().unwrap_or_else(PoisonError::into_inner) =
         Some((head.id, version(&head), computed.comparisons.clone()));
     let scores = Arc::new(computed);

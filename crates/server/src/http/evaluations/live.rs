@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 use crate::app::access::{Caller, Scope};
 use crate::app::evaluations;
 use crate::app::events::Listener;
+use crate::app::identity::authenticate;
 use crate::http::error::ApiResult;
 use crate::http::extract::{Json, Path, Query};
 use crate::state::AppState;
@@ -45,6 +46,10 @@ impl Stream {
     /// The next event; None at the end.
     async fn next(mut self) -> Option<(Result<Event, std::convert::Infallible>, Self)> {
         while !self.ended {
+            // At each turn, so at least every few seconds: a stream does not outlive what it was opened with.
+            if !authenticate::still_stands(&self.state, &self.caller).await.ok()? {
+                return None;
+            }
             let head = evaluations::find(&self.state, &self.caller, &self.id).await.ok()?;
             let summary = evaluations::summary(&self.state, &head).await.ok()?;
             let text = serde_json::to_string(&summary).ok()?;

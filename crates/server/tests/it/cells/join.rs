@@ -157,3 +157,16 @@ async fn credentials_are_the_same_after_a_restart() {
     let plane = Plane::again(dir.path(), &owner, &key, Duration::from_secs(60)).await;
     assert_eq!(plane.join(&token, &nonce).await.unwrap(), first);
 }
+
+#[tokio::test]
+async fn a_rejoin_retires_what_it_does_not_ask_for() {
+    let plane = Plane::start().await;
+    let cluster = plane.cluster("lab").await;
+    let token = plane.token(cluster).await;
+    plane.join_as(&token, &uuid_text(), "uid-1", &["control", "pull", "relay"]).await.unwrap();
+    let token = plane.token(cluster).await;
+    plane.join_as(&token, &uuid_text(), "uid-1", &["control"]).await.unwrap();
+    let credentials = plane.server.state.store.cluster_credentials(cluster).await.unwrap();
+    assert_eq!(credentials.iter().filter(|credential| credential.retires_at.is_some()).count(), 3);
+    assert_eq!(credentials.len(), 4);
+}

@@ -395,3 +395,50 @@ async fn waiting_for_the_end_answers_when_it_comes() {
     assert_eq!(lab.get(&format!("/v1/evaluations/{id}?wait=20")).await["status"], "completed");
     lab.server.get(&lab.token, &format!("/v1/evaluations/{id}?wait=61")).await.refused("bad_request");
 }
+
+#[tokio::test]
+async fn what_is_deleted_meanwhile_is_not_changed() {
+    for lab in labs().await {
+        for (method, path, body) in [
+            (Method::POST, "/cancellations", json!({})),
+            (Method::POST, "/retries", json!({})),
+            (Method::POST, "/extensions", json!({"episodes": 1})),
+            (Method::PATCH, "", json!({"name": "new"})),
+            (Method::DELETE, "", json!({})),
+        ] {
+            let id = lab.submit(&request("brief", 1)).await;
+            let mut write = lab.server.state.store.write().await.unwrap();
+            // The request finds the evaluation, then waits for its lock.
+            write.delete_evaluation(id, 1).await.unwrap();
+            let deleting = async {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                write.commit().await.unwrap();
+            };
+            let sent = lab.server.request(method, &format!("/v1/evaluations/{id}{path}")).bearer_auth(&lab.token).json(&body);
+            let (answer, ()) = tokio::join!(lab.server.send(sent), deleting);
+            assert!(answer.refused("not_found").message().contains("was deleted"), "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn tags_are_changed_to_what_a_request_may_have() {
+    let lab = Lab::start().await;
+    let path = format!("/v1/evaluations/{}", lab.submit(&request("tagged", 1)).await);
+    let many =
+        |count: u32| -> Value { (0..count).map(|number| (format!("t{number}"), json!("x"))).collect::<serde_json::Map<_, _>>().into() };
+    for (tags, fine) in [
+        (many(64), true),
+        (many(65), false),
+        (json!({"a": "v".repeat(256)}), true),
+        (json!({"a": "v".repeat(257)}), false),
+        (json!({"k".repeat(64): "v"}), true),
+        (json!({"k".repeat(65): "v"}), false),
+        (json!({"white space": "v"}), false),
+    ] {
+        let mut whole = request("tagged", 1);
+        whole["tags"] = tags.clone();
+        assert_eq!(lab.server.post(&lab.token, "/v1/evaluation-previews", &whole).await.status.is_success(), fine, "{tags}");
+        assert_eq!(lab.server.patch(&lab.token, &path, &json!({"tags": tags})).await.status.is_success(), fine, "{tags}");
+    }
+}

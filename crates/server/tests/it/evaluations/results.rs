@@ -325,3 +325,17 @@ async fn logs_come_from_the_cluster_that_holds_the_run() {
     // No agent of the cluster is connected to this process.
     lab.server.get(&lab.token, &path).await.refused("cluster_disconnected");
 }
+
+#[tokio::test]
+async fn an_event_stream_ends_with_its_credential() {
+    let lab = Lab::start().await;
+    let id = lab.submit(&request("watched", 1)).await;
+    let refresh = lab.server.refresh_token(&lab.owner).await;
+    let access = lab.server.refresh(&refresh, &[]).await.ok()["access_token"].as_str().unwrap().to_owned();
+    let request = lab.server.request(Method::GET, &format!("/v1/evaluations/{id}/events")).bearer_auth(&access);
+    let mut stream = request.send().await.unwrap();
+    assert!(stream.chunk().await.unwrap().is_some());
+    lab.server.delete(&access, "/v1/me/session").await;
+    let rest = async { while stream.chunk().await.unwrap().is_some() {} };
+    tokio::time::timeout(Duration::from_secs(10), rest).await.expect("the stream ends");
+}
