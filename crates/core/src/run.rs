@@ -155,7 +155,12 @@ pub fn status(counts: &EvaluationCounts) -> EvaluationStatus {
     let finished = counts.scored + counts.errored;
     if finished >= counts.rows && counts.runs_placed == 0 && !counts.cancel_requested {
         let errored_share = if counts.rows == 0 { 0.0 } else { counts.errored as f64 / counts.rows as f64 };
-        return if errored_share > counts.max_errored_fraction { EvaluationStatus::Failed } else { EvaluationStatus::Completed };
+        let nothing_scored = counts.rows > 0 && counts.scored == 0;
+        return if nothing_scored || errored_share > counts.max_errored_fraction {
+            EvaluationStatus::Failed
+        } else {
+            EvaluationStatus::Completed
+        };
     }
     if counts.cancel_requested {
         return if counts.runs_placed > 0 { EvaluationStatus::Cancelling } else { EvaluationStatus::Cancelled };
@@ -167,6 +172,13 @@ pub fn status(counts: &EvaluationCounts) -> EvaluationStatus {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn an_evaluation_without_a_score_has_failed() {
+        let counts = EvaluationCounts { rows: 2, errored: 2, max_errored_fraction: 1.0, ..EvaluationCounts::default() };
+        assert_eq!(status(&counts), EvaluationStatus::Failed);
+        assert_eq!(status(&EvaluationCounts { scored: 1, errored: 1, ..counts }), EvaluationStatus::Completed);
+    }
 
     #[test]
     fn terminal_states_stay() {

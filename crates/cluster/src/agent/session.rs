@@ -312,7 +312,13 @@ impl Session<'_> {
 
     async fn on_message(&mut self, message: v1::ServerMessage) -> Step {
         match message.message {
-            Some(Incoming::Assign(assign)) => self.setup.executor.assign(assign).await,
+            Some(Incoming::Assign(assign)) => {
+                self.setup
+                    .executor
+                    .assign(assign)
+                    .await
+                    .map_err(|error| self.ended(&format!("a run could not be taken: {error}"), None))?;
+            }
             Some(Incoming::Cancel(cancel)) => match cancel.run_id.parse() {
                 Ok(run_id) => {
                     let key = RunKey { run_id, generation: cancel.generation };

@@ -5,7 +5,7 @@ pub mod process;
 use async_trait::async_trait;
 use rlm_api::cluster::v1;
 
-use crate::spool::RunKey;
+use crate::spool::{RunKey, SpoolError};
 
 /// What the agent's session asks of the place where runs happen. Results and status go to the spool, not through here.
 #[async_trait]
@@ -13,8 +13,9 @@ pub trait Executor: Send + Sync + 'static {
     /// `process` or `kubernetes`, as the control plane is told.
     fn name(&self) -> &'static str;
 
-    /// Starts a run, or queues it. Repeated assignment of the same (run, generation) is a no-op.
-    async fn assign(&self, assign: v1::Assign);
+    /// Starts a run, or queues it. Repeated assignment of the same (run, generation) is a no-op. An error: it could not be
+    /// stored, so the run is not held here; the control plane learns that from the next session's hello.
+    async fn assign(&self, assign: v1::Assign) -> Result<(), SpoolError>;
 
     /// Ends a run whose evaluation was cancelled; reports it as cancelled, also when it is not known here.
     async fn cancel(&self, key: RunKey);

@@ -146,9 +146,13 @@ impl Store {
         rows.iter().map(token).collect()
     }
 
-    /// Newest first, at most 100.
+    /// Those that are not revoked, however old, and of the revoked ones the newest 100. Newest first.
     pub async fn cluster_credentials(&self, cluster: ClusterId) -> Result<Vec<CredentialRow>, StoreError> {
-        let sql = format!("SELECT {CREDENTIAL} FROM cluster_credentials c WHERE c.cluster_id = $1 ORDER BY c.id DESC LIMIT 100");
+        let sql = format!(
+            "SELECT {CREDENTIAL} FROM cluster_credentials c WHERE c.cluster_id = $1 AND (c.revoked_at IS NULL OR c.id IN
+             (SELECT id FROM cluster_credentials WHERE cluster_id = $1 AND revoked_at IS NOT NULL ORDER BY id DESC LIMIT 100))
+             ORDER BY c.id DESC"
+        );
         let rows = sqlx::query(AssertSqlSafe(sql)).bind(cluster.to_string()).fetch_all(self.read()).await.attempt("list credentials")?;
         rows.iter().map(credential).collect()
     }

@@ -36,7 +36,7 @@ use self::run::{Ask, Assignment};
 use super::Executor;
 use crate::inventory;
 use crate::runners::Runners;
-use crate::spool::{HeldRun, NewRecord, RunEnd, RunKey, Spool};
+use crate::spool::{HeldRun, NewRecord, RunEnd, RunKey, Spool, SpoolError};
 
 pub use self::child::exec_child;
 pub use self::classify::{EXEC_FAILED, EXEC_FAILED_STATUS};
@@ -184,7 +184,7 @@ impl ProcessExecutor {
                     tracing::info!(run = %held.key, "going on with a run");
                     self.enqueue(assignment);
                 }
-                Err(problem) => self.refuse(held.key, problem).await,
+                Err(problem) => self.refuse(held.key, &problem),
             }
         }
         self.schedule();
@@ -312,8 +312,8 @@ impl ProcessExecutor {
         self.context.tasks.spawn(async move { report::record_end(&context, key, NewRecord::status(key, status), end).await });
     }
 
-    async fn refuse(&self, key: RunKey, problem: String) {
-        tracing::error!(run = %key, %problem, "an assignment can't be read");
+    fn refuse(&self, key: RunKey, problem: &str) {
+        tracing::error!(run = %key, problem, "an assignment can't be read");
         let message = format!("this agent (version {}) can't read the run: {problem}", self.context.version);
         let failure = Failure::new(FailureCode::Internal, message);
         self.record_end(key, report::status(Phase::Failed, "", "", now_ms(), Some(&failure), None), RunEnd::Failed);
@@ -374,32 +374,26 @@ impl Executor for ProcessExecutor {
         "process"
     }
 
-    async fn assign(&self, assign: v1::Assign) {
+    async fn assign(&self, assign: v1::Assign) -> Result<(), SpoolError> {
         let assignment = match read(&assign) {
             Ok(assignment) => assignment,
             Err(problem) => {
                 match key_of(&assign) {
-                    Some(key) => self.refuse(key, problem).await,
+                    Some(key) => self.refuse(key, &problem),
                     None => tracing::error!(%problem, "an assignment without a run came"),
                 }
-                return;
+                return Ok(());
             }
         };
         let key = assignment.key;
         let others = self.generations(key.run_id);
         if others.iter().any(|other| other.generation > key.generation) {
             tracing::info!(run = %key, "an assignment of an older generation came late");
-            return;
+            return Ok(());
         }
-        match self.context.spool.hold(key, assign).await {
+        if !self.context.spool.hold(key, assign).await? {
             // Repeated.
-            Ok(false) => return,
-            Ok(true) => {}
-            Err(error) => {
-                // Not held, so the control plane hears at the next session that it is not known here.
-                tracing::error!(run = %key, %error, "an assignment could not be stored");
-                return;
-            }
+            return Ok(());
         }
         for older in others.into_iter().filter(|other| other.generation < key.generation) {
             self.stop(older).await;
@@ -407,6 +401,7 @@ impl Executor for ProcessExecutor {
         tracing::info!(run = %key, model = %assignment.spec.model.id, environment = %assignment.spec.environment.id, "run assigned");
         self.enqueue(assignment);
         self.schedule();
+        Ok(())
     }
 
     async fn cancel(&self, key: RunKey) {

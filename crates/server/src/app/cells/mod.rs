@@ -112,6 +112,7 @@ impl Live {
 pub struct Place {
     session_generation: u64,
     permit: mpsc::OwnedPermit<Outbound>,
+    live: Arc<Live>,
 }
 
 impl Place {
@@ -124,6 +125,11 @@ impl Place {
     /// Tells the agent of a lease that is stored.
     pub fn send(self, assign: v1::Assign) {
         self.permit.send(server_message::Message::Assign(assign).into());
+    }
+
+    /// A lease is stored that the agent can't be told of: ends the session.
+    pub fn give_up(self) {
+        self.live.end(Ending::StoreFailed);
     }
 }
 
@@ -293,7 +299,7 @@ impl Cells {
             return None;
         }
         let permit = live.out.clone().try_reserve_owned().ok()?;
-        Some(Place { session_generation: live.session_generation, permit })
+        Some(Place { session_generation: live.session_generation, permit, live })
     }
 }
 

@@ -131,7 +131,8 @@ fn shown(cluster: &ClusterRow, runs: ClusterRuns, connected: bool, last_seen_at:
         name: cluster.name.clone(),
         status: status.to_owned(),
         draining: cluster.draining,
-        drained: cluster.draining && runs.placed() == 0 && cluster.unacknowledged_records == 0,
+        // An agent that is away may hold results that nobody has heard of.
+        drained: cluster.draining && connected && runs.placed() == 0 && cluster.unacknowledged_records == 0,
         executor: cluster.executor.clone(),
         created_at: moment(cluster.created_at),
         last_seen_at: last_seen_at.map(moment),
@@ -317,6 +318,7 @@ mod tests {
         assert!(!drained(&row, ClusterRuns { leased: 1, ..idle }));
         assert!(!drained(&row, ClusterRuns { running: 1, ..idle }));
         assert!(drained(&row, ClusterRuns { waiting: 1, ..idle }), "runs that wait elsewhere do not hold it up");
+        assert!(!shown(&row, idle, false, Some(1)).drained, "an agent that is away may hold results");
         row.unacknowledged_records = 1;
         assert!(!drained(&row, idle));
     }

@@ -215,10 +215,17 @@ fn candidate(state: &AppState, cluster: &ClusterRow, placed: u64, room: usize) -
 }
 
 /// Leases the run, then tells the agent. When the session ends in between, the next one finds that the agent does not name the
-/// run, and it is given out anew.
+/// run, and it is given out anew; a lease that can't be told ends the session, so that it is.
 async fn assign(state: &AppState, run: &OpenRun, cluster: ClusterId, place: Place) -> Result<(), StoreError> {
     let Some(generation) = leases::lease(state, run.id, cluster, place.session_generation()).await? else { return Ok(()) };
-    let Some(assignment) = leases::assignment(state, run.id, generation).await? else { return Ok(()) };
+    let assignment = match leases::assignment(state, run.id, generation).await {
+        Ok(Some(assignment)) => assignment,
+        Ok(None) => return Ok(()),
+        Err(error) => {
+            place.give_up();
+            return Err(error);
+        }
+    };
     tracing::info!(run = %run.id, evaluation = %run.evaluation, %cluster, generation, "a run was handed to a cluster");
     place.send(assignment);
     Ok(())

@@ -45,6 +45,8 @@ impl GroupBy {
 pub struct Value {
     /// Trial within the cell: rows of two models pair by it.
     pub trial: u32,
+    /// Equal in rows that pair. An imported evaluation may lack episodes of one model, and then its trials are others.
+    pub seed: u64,
     pub success: Option<bool>,
     pub reward: f64,
 }
@@ -53,8 +55,8 @@ pub struct Value {
 pub struct CellValues(Vec<Value>);
 
 impl CellValues {
-    pub fn push(&mut self, trial: u64, reward: f64, success: Option<bool>) {
-        self.0.push(Value { trial: u32::try_from(trial).unwrap_or(u32::MAX), success, reward });
+    pub fn push(&mut self, trial: u64, seed: u64, reward: f64, success: Option<bool>) {
+        self.0.push(Value { trial: u32::try_from(trial).unwrap_or(u32::MAX), seed, success, reward });
     }
 }
 
@@ -242,18 +244,18 @@ fn pair(
     Ok(())
 }
 
-/// Rows of two cells of the same task, matched by trial: equal seeds.
+/// Rows of two cells of the same task, matched by trial and seed. A trial whose seeds differ is left out.
 fn paired(baseline: &Cell, candidate: &Cell) -> Vec<PairedRow> {
     let rows = baseline.rows.max(candidate.rows);
     let (mut one, mut other) = (baseline.values.0.iter().peekable(), candidate.values.0.iter().peekable());
     (0..rows)
         .map(|trial| {
-            let take = |values: &mut std::iter::Peekable<std::slice::Iter<'_, Value>>| {
-                values
-                    .next_if(|value| u64::from(value.trial) == trial)
-                    .map(|value| Outcome { success: value.success, reward: value.reward })
-            };
-            PairedRow { baseline: take(&mut one), candidate: take(&mut other) }
+            let at_trial = |value: &&Value| u64::from(value.trial) == trial;
+            let (baseline, candidate) = (one.next_if(at_trial), other.next_if(at_trial));
+            let same = baseline.zip(candidate).is_none_or(|(baseline, candidate)| baseline.seed == candidate.seed);
+            let outcome =
+                |value: Option<&Value>| value.filter(|_| same).map(|value| Outcome { success: value.success, reward: value.reward });
+            PairedRow { baseline: outcome(baseline), candidate: outcome(candidate) }
         })
         .collect()
 }
@@ -277,7 +279,7 @@ mod tests {
     fn cell(model: u32, task: u32, rows: u64, values: &[(u64, f64, Option<bool>)]) -> Cell {
         let mut cell = Cell { model, task, rows, errored: 0, steps: 10 * values.len() as u64, values: CellValues::default() };
         for (trial, reward, success) in values {
-            cell.values.push(*trial, *reward, *success);
+            cell.values.push(*trial, 100 + *trial, *reward, *success);
         }
         cell.sorted()
     }
@@ -322,5 +324,15 @@ mod tests {
             (None, Some(1), Some(2))
         );
         assert_eq!(overall.result["success"]["table"]["onlyBaseline"], 1);
+    }
+
+    #[test]
+    fn equal_trials_of_other_seeds_are_no_pair() {
+        let one = cell(0, 0, 2, &[(0, 1.0, Some(true)), (1, 1.0, Some(true))]);
+        let mut other = cell(1, 0, 2, &[(0, 0.0, Some(false)), (1, 0.0, Some(false))]);
+        other.values.0[1].seed = 999;
+        let scores = compute(&labels(), &[one, other], GroupBy::Task, None).unwrap();
+        let result = &scores.comparisons[0].result;
+        assert_eq!((result["pairs"].as_u64(), result["leftOut"].as_u64()), (Some(1), Some(1)));
     }
 }

@@ -173,7 +173,7 @@ async fn read(store: &Store, head: &EvaluationHead) -> Result<Vec<Cell>, StoreEr
             }
             let Some(row) = rlm_core::rows::find(&segments, number) else { continue };
             if let Some(cell) = cells.get_mut(&(row.model, row.task)) {
-                cell.values.push(row.trial, reward, success);
+                cell.values.push(row.trial, row.seed, reward, success);
             }
         }
         from = last + 1;
