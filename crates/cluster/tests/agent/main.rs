@@ -342,3 +342,36 @@ async fn definitions_are_described() {
     assert_eq!(ask("slow:Thing").await.failure.unwrap().code, "model_start_timeout");
     agent.stop();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_on_one_server_go_one_after_the_other_and_hold_nobody_up() {
+    let plane = ControlPlane::new();
+    let server = plane.serve(0).await;
+    let cell = Cell::new(server.port);
+    let mut agent = cell.start(&plane, &["--max-runs", "3"]);
+    plane.wait("a session", |state| state.sessions == 1).await;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp://{}", listener.local_addr().unwrap());
+    let on_server = |rows, row_ms: u32| {
+        cell.run_with(
+            |spec| {
+                spec["environment"]["entrypoint"] = json!(null);
+                spec["environment"]["address"] = json!(address);
+                spec["model"]["params"] = json!({"row_ms": row_ms});
+            },
+            rows,
+        )
+    };
+    let (first, second, other) = (on_server(60, 50), on_server(5, 1), cell.run(json!({}), json!({}), 5));
+    for run in [&first, &second, &other] {
+        plane.assign(run.assign.clone(), run.reference());
+    }
+    plane.wait("the second waits", |state| statuses(state).iter().any(|status| status.waiting_cause == "serverInUse")).await;
+    let order = |state: &control_plane::State| {
+        let ended = |record: &&v1::Record| matches!(&record.payload, Some(v1::record::Payload::RunStatus(status)) if status.phase() == Phase::Finished);
+        state.records.values().filter(ended).map(|record| record.run_id.clone()).collect::<Vec<_>>()
+    };
+    plane.wait("all three", |state| order(state).len() == 3).await;
+    assert_eq!(plane.with(|state| order(state)), [other.id(), first.id(), second.id()]);
+    agent.stop();
+}

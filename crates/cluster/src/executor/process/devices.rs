@@ -56,9 +56,11 @@ pub enum Wait {
     Capacity,
     /// Too few free devices.
     Gpu,
+    /// Another run uses the environment's server.
+    Server,
 }
 
-/// Whether the run at the head of the queue may start. Order is kept: nobody overtakes a run that waits for devices.
+/// Whether the next run of the queue may start. Order is kept: nobody overtakes a run that waits for devices.
 pub const fn may_start(running: usize, max_runs: usize, free_devices: usize, need: Need) -> Result<(), Wait> {
     if running >= max_runs {
         Err(Wait::Capacity)

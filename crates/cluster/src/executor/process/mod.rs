@@ -103,10 +103,18 @@ struct Queued {
     reported: Option<Wait>,
 }
 
+impl Queued {
+    fn server(&self) -> Option<&String> {
+        self.assignment.spec.environment.address.as_ref()
+    }
+}
+
 struct Active {
     asks: mpsc::Sender<Ask>,
     /// It was asked to end already.
     ending: bool,
+    /// The environment's server that it uses, where that runs already.
+    server: Option<String>,
 }
 
 struct State {
@@ -223,23 +231,33 @@ impl ProcessExecutor {
         let mut waiting = Vec::new();
         let mut impossible = Vec::new();
         self.with(|state| {
-            while let Some(head) = state.queue.front() {
-                let need = Need::of(&head.assignment.spec);
-                if state.closing {
+            if state.closing {
+                return;
+            }
+            loop {
+                // A server of an environment admits one session: a run that waits for one holds nobody else up.
+                let in_use = |server: &String| state.active.values().any(|active| active.server.as_ref() == Some(server));
+                let Some(at) = state.queue.iter().position(|queued| !queued.server().is_some_and(in_use)) else {
+                    for queued in state.queue.iter_mut().filter(|queued| queued.reported != Some(Wait::Server)) {
+                        queued.reported = Some(Wait::Server);
+                        waiting.push((queued.assignment.key, Wait::Server, Need::default()));
+                    }
                     return;
-                }
+                };
+                let Some(need) = state.queue.get(at).map(|queued| Need::of(&queued.assignment.spec)) else { return };
                 if need.total() > self.devices {
-                    if let Some(head) = state.queue.pop_front() {
-                        impossible.push((head.assignment.key, need));
+                    if let Some(queued) = state.queue.remove(at) {
+                        impossible.push((queued.assignment.key, need));
                     }
                     continue;
                 }
                 match may_start(state.active.len(), self.max_runs, state.free.len(), need) {
                     Ok(()) => {
-                        let (Some(head), Some(grant)) = (state.queue.pop_front(), grant(&mut state.free, need)) else { return };
+                        let (Some(next), Some(grant)) = (state.queue.remove(at), grant(&mut state.free, need)) else { return };
                         let (asks, inbox) = mpsc::channel(4);
-                        state.active.insert(head.assignment.key, Active { asks, ending: false });
-                        self.spawn(head.assignment, grant, inbox);
+                        let server = next.server().cloned();
+                        state.active.insert(next.assignment.key, Active { asks, ending: false, server });
+                        self.spawn(next.assignment, grant, inbox);
                     }
                     Err(wait) => {
                         for queued in &mut state.queue {
@@ -256,6 +274,7 @@ impl ProcessExecutor {
         for (key, wait, need) in waiting {
             let (cause, message) = match wait {
                 Wait::Capacity => ("capacity", format!("{} runs are going on, as many as this cell takes at once", self.max_runs)),
+                Wait::Server => ("serverInUse", "another run uses the environment's server, which admits one at a time".to_owned()),
                 Wait::Gpu => {
                     ("gpu", format!("the next run needs {} GPUs and fewer of this cell's {} are free", need.total(), self.devices))
                 }
