@@ -61,13 +61,18 @@ fn open(row: &AnyRow) -> Result<OpenRun, StoreError> {
 }
 
 impl Store {
-    /// Runs that wait for a cluster, most urgent first, at most `limit`.
-    pub async fn queued_runs(&self, limit: u32) -> Result<Vec<OpenRun>, StoreError> {
+    /// Runs that wait for a cluster, most urgent first, at most `limit`, and at most `each` of one organization that are pinned
+    /// to one cluster (or to none): nobody's queue hides another's.
+    pub async fn queued_runs(&self, limit: u32, each: u32) -> Result<Vec<OpenRun>, StoreError> {
         let sql = format!(
-            "SELECT {OPEN} FROM runs r JOIN evaluations e ON e.id = r.evaluation_id WHERE r.state = 'queued'
+            "SELECT {OPEN} FROM
+             (SELECT q.id, ROW_NUMBER() OVER (PARTITION BY q.organization_id, p.cluster_id ORDER BY q.priority DESC, q.created_at, q.id) AS turn
+              FROM runs q JOIN evaluations p ON p.id = q.evaluation_id WHERE q.state = 'queued') t
+             JOIN runs r ON r.id = t.id JOIN evaluations e ON e.id = r.evaluation_id WHERE t.turn <= $2
              ORDER BY r.priority DESC, r.created_at, r.id LIMIT $1"
         );
-        let rows = sqlx::query(AssertSqlSafe(sql)).bind(i64::from(limit)).fetch_all(self.read()).await.attempt("read queued runs")?;
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(i64::from(limit)).bind(i64::from(each));
+        let rows = query.fetch_all(self.read()).await.attempt("read queued runs")?;
         rows.iter().map(open).collect()
     }
 

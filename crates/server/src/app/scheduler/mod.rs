@@ -23,7 +23,9 @@ use crate::store::clusters::ClusterRow;
 use crate::store::leases::OpenRun;
 
 /// Most queued runs looked at in one go, the most urgent first.
-const MOST_QUEUED: u32 = 5_000;
+const MOST_QUEUED: u32 = 10_000;
+/// Of them, most of one organization for one cluster (or for any).
+const MOST_QUEUED_EACH: u32 = 1_000;
 
 /// After a start, agents may take this long to come back before a queue timeout counts.
 const BACK_MS: i64 = 30_000;
@@ -61,7 +63,7 @@ pub async fn run(state: AppState, stop: CancellationToken) {
 
 async fn look(state: &AppState, memory: &mut Memory) -> Result<(), StoreError> {
     let placed = state.store.placed_runs().await?;
-    let queued = state.store.queued_runs(MOST_QUEUED).await?;
+    let queued = state.store.queued_runs(MOST_QUEUED, MOST_QUEUED_EACH).await?;
     if placed.is_empty() && queued.is_empty() {
         *memory = Memory::default();
         return Ok(());

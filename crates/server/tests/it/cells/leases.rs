@@ -277,3 +277,16 @@ async fn no_more_runs_are_leased_than_a_cluster_may_hold() {
     agent.acknowledged(2).await;
     assert_eq!(agent.assigned().await.0.evaluation_id, evaluation, "one more takes the place of one that is done");
 }
+
+#[tokio::test]
+async fn a_long_queue_for_one_cluster_hides_no_other() {
+    let plane = Plane::start().await;
+    let away = plane.joined("away").await;
+    let models: Vec<_> = (0..70).map(|number| json!({"id": format!("m{number}"), "address": "tcp://127.0.0.1:1"})).collect();
+    let many = plane.submit(1, json!({"models": models, "cluster": away.cluster.to_string(), "priority": 100})).await;
+    let few = plane.submit(1, json!({})).await;
+    let queued = plane.server.state.store.queued_runs(50, 10).await.unwrap();
+    let of = |evaluation| queued.iter().filter(|run| run.evaluation == evaluation).count();
+    assert_eq!((of(many), of(few)), (10, 1));
+    assert_eq!(queued.last().map(|run| run.evaluation), Some(few), "the most urgent first");
+}
