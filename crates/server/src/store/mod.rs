@@ -50,9 +50,9 @@ impl StoreError {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         match error {
-            // 55P03 and 57014: the lock or the statement took longer than PostgreSQL was told to wait.
+            // 55P03 and 57014: the lock or the statement took longer than PostgreSQL was told to wait. 40P01: a deadlock.
             StoreError::Driver { source: sqlx::Error::Database(ref source), .. }
-                if matches!(source.code().as_deref(), Some("55P03" | "57014")) =>
+                if matches!(source.code().as_deref(), Some("40P01" | "55P03" | "57014")) =>
             {
                 tracing::warn!(%error, "the database is busy");
                 Self::new(Code::Unavailable, "the server's database is busy; try again")

@@ -1,7 +1,7 @@
-//! Runs: what is leased to clusters. Leasing itself is in `leases`. Who changes a run and its evaluation in one transaction
-//! locks runs before evaluations, so that two transactions never wait for each other.
+//! Runs: what is leased to clusters. Leasing itself is in `leases`. Who changes runs begins with
+//! [`Write::lock_evaluations_of`] or [`Write::lock_evaluation`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rlm_core::evaluation::{Provenance, RunMetrics, RunSpec};
 use rlm_core::failure::Failure;
@@ -194,7 +194,31 @@ impl Write {
         Ok(())
     }
 
-    /// The run, under a lock that lasts until the transaction ends.
+    /// Locks the evaluations of these runs. What changes runs begins here: everybody locks evaluations in the order of their
+    /// ids, then runs, then clusters, so that no two transactions wait for each other.
+    pub async fn lock_evaluations_of(&mut self, runs: &[RunId]) -> Result<(), StoreError> {
+        let mut evaluations = BTreeSet::new();
+        for part in runs.chunks(100) {
+            let sql = format!("SELECT DISTINCT evaluation_id FROM runs WHERE id IN ({})", placeholders(part.len(), 1));
+            let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(false);
+            for run in part {
+                query = query.bind(run.to_string());
+            }
+            for row in &query.fetch_all(&mut *self.tx).await.attempt("find the evaluations of runs")? {
+                evaluations.insert(column::<String>(row, 0)?);
+            }
+        }
+        for evaluation in evaluations {
+            sqlx::query("UPDATE evaluations SET rows_total = rows_total WHERE id = $1")
+                .bind(evaluation)
+                .execute(&mut *self.tx)
+                .await
+                .attempt("lock an evaluation")?;
+        }
+        Ok(())
+    }
+
+    /// The run, under a lock that lasts until the transaction ends; its evaluation is locked already.
     pub async fn lock_run(&mut self, id: RunId) -> Result<Option<Run>, StoreError> {
         let row = sqlx::query(AssertSqlSafe(format!("UPDATE runs SET state = state WHERE id = $1 RETURNING {HEAD}, spec, segments")))
             .bind(id.to_string())

@@ -67,9 +67,8 @@ pub async fn cancel(state: &AppState, caller: &Caller, id: &str) -> Result<Evalu
     let head = find(state, caller, id).await?;
     let now_ms = state.clock.now_ms();
     let mut write = state.store.write().await?;
-    // Runs first: that is the order in which everybody locks.
-    let ended = write.cancel_queued_runs(head.id, now_ms).await?;
     let mut evaluation = lock(&mut write, &head).await?;
+    let ended = write.cancel_queued_runs(head.id, now_ms).await?;
     match evaluation.status {
         EvaluationStatus::Cancelling | EvaluationStatus::Cancelled => drop(write),
         EvaluationStatus::Completed | EvaluationStatus::Failed => {
@@ -314,6 +313,7 @@ pub async fn purge_deleted(state: &AppState) -> Result<u64, StoreError> {
     let mut purged = 0;
     for id in state.store.deleted_evaluations(state.clock.now_ms() - KEPT_MS, 100).await? {
         let mut write = state.store.write().await?;
+        write.lock_evaluation(id).await?;
         write.purge_evaluation(id).await?;
         write.commit().await?;
         purged += 1;

@@ -186,6 +186,9 @@ fn check(file: &ResultFile) -> Vec<Problem> {
             if episode.seed.is_some_and(|seed| seed < 0) {
                 problems.push(Problem::new(format!("{path}.seed"), "must not be negative"));
             }
+            if episode.index > u64::from(u32::MAX) {
+                problems.push(Problem::new(format!("{path}.index"), format!("must be at most {}", u32::MAX)));
+            }
             if !seen.insert(episode.index) {
                 problems.push(Problem::new(
                     format!("{path}.index"),
@@ -239,59 +242,61 @@ fn plan(file: ResultFile, name: Option<String>, recorded: i64) -> Result<Plan, E
         if episodes.is_empty() {
             continue;
         }
-        let first_row = outcomes.len() as u64;
-        let mut seeds = Vec::with_capacity(episodes.len());
         let (model, position) = (position(model)?, position(task)?);
-        for (trial, episode) in (0_u64..).zip(&episodes) {
-            without_seed += u64::from(episode.seed.is_none());
-            let seed = episode.seed.and_then(|seed| u64::try_from(seed).ok()).unwrap_or(0);
-            seeds.push(seed);
-            let ended_at = recorded.saturating_add((episode.duration_s.clamp(0.0, 1e9) * 1_000.0) as i64);
-            last_end = last_end.max(ended_at);
-            outcomes.push(OutcomeRow {
-                row: first_row + trial,
+        if let Some(task) = tasks.get_mut(task) {
+            task.episodes = task.episodes.max(episodes.len() as u64);
+        }
+        for episodes in episodes.chunk_by(|one, next| one.index + 1 == next.index) {
+            let first_row = outcomes.len() as u64;
+            let mut seeds = Vec::with_capacity(episodes.len());
+            for (row, episode) in (first_row..).zip(episodes) {
+                without_seed += u64::from(episode.seed.is_none());
+                let seed = episode.seed.and_then(|seed| u64::try_from(seed).ok()).unwrap_or(0);
+                seeds.push(seed);
+                let ended_at = recorded.saturating_add((episode.duration_s.clamp(0.0, 1e9) * 1_000.0) as i64);
+                last_end = last_end.max(ended_at);
+                outcomes.push(OutcomeRow {
+                    row,
+                    model,
+                    task: position,
+                    run,
+                    generation: 0,
+                    attempt: 0,
+                    seed,
+                    result: RowOutcome::Scored {
+                        reward: episode.reward,
+                        steps: u64::from(episode.steps),
+                        terminated: episode.terminated,
+                        truncated: episode.truncated,
+                        success: episode.success,
+                        first_observation_sha256: None,
+                        conformance_warnings: 0,
+                    },
+                    started_at: recorded,
+                    ended_at,
+                });
+            }
+            let seed = seeds.first().copied().unwrap_or(0);
+            let consecutive = seeds.iter().zip(seed..).all(|(seed, expected)| *seed == expected);
+            segments.push(Segment {
+                first_row,
+                count: episodes.len() as u64,
                 model,
                 task: position,
-                run,
-                generation: 0,
-                attempt: 0,
+                // Models pair by what the file calls an episode's index, also where one of them lacks some.
+                first_trial: episodes.first().map_or(0, |episode| episode.index),
                 seed,
-                result: RowOutcome::Scored {
-                    reward: episode.reward,
-                    steps: u64::from(episode.steps),
-                    terminated: episode.terminated,
-                    truncated: episode.truncated,
-                    success: episode.success,
-                    first_observation_sha256: None,
-                    conformance_warnings: 0,
-                },
-                started_at: recorded,
-                ended_at,
+                seeds: (!consecutive).then_some(seeds),
+                trial_index: 0,
             });
         }
-        let count = episodes.len() as u64;
-        if let Some(task) = tasks.get_mut(task) {
-            task.episodes = task.episodes.max(count);
-        }
-        let seed = seeds.first().copied().unwrap_or(0);
-        let consecutive = seeds.iter().zip(seed..).all(|(seed, expected)| *seed == expected);
-        segments.push(Segment {
-            first_row,
-            count,
-            model,
-            task: position,
-            first_trial: 0,
-            seed,
-            seeds: (!consecutive).then_some(seeds),
-            trial_index: 0,
-        });
     }
     let mut warnings = Vec::new();
     if left_out > 0 {
         warnings.push(format!("{left_out} episodes that the file leaves out of its metrics were not imported"));
     }
     if without_seed > 0 {
-        warnings.push(format!("{without_seed} episodes have no seed in the file; their rows show seed 0"));
+        warnings.push(format!("{without_seed} episodes have no seed in the file; their rows show seed 0 and pair by index alone"));
     }
     let metadata = Map::from_iter([
         (MARK.to_owned(), json!(file.result_set_id)),

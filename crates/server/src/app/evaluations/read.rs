@@ -244,10 +244,13 @@ pub async fn metrics(state: &AppState, caller: &Caller, id: &str) -> Result<Metr
     let (queued_seconds, active_seconds) = clocks(&head, now_ms);
     let mut all = RunMetrics::default();
     let mut runs = Vec::new();
-    for run in state.store.run_heads(head.id, SHOWN_RUNS).await? {
+    for run in state.store.run_heads(head.id, u32::MAX).await? {
         let seconds = |from: i64, to: i64| (to - from).max(0) as f64 / 1_000.0;
         let end = run.finished_at.unwrap_or(now_ms);
         let held = run.leased_at.map_or(0.0, |leased| seconds(leased, end));
+        // Of earlier leases it is known how long their runners were at work.
+        let before: u64 = run.metrics.range(..run.generation).map(|(_, metrics)| metrics.active_ms).sum();
+        let held = held + before as f64 / 1_000.0;
         let merged = over_generations(&run.metrics);
         add(&mut all, &merged);
         runs.push(RunTimings {
@@ -271,7 +274,7 @@ pub async fn metrics(state: &AppState, caller: &Caller, id: &str) -> Result<Metr
         env_steps_per_second: rate(all.env_steps),
         gpu_seconds: runs.iter().map(|run| run.gpu_seconds).sum(),
         series: all.series,
-        runs,
+        runs: runs.into_iter().take(SHOWN_RUNS as usize).collect(),
     })
 }
 

@@ -168,11 +168,12 @@ pub async fn remove_member(state: &AppState, caller: &Caller, id: OrganizationId
     caller.require(Scope::OrganizationWrite)?;
     let now = state.clock.now_ms();
     let mut write = state.store.write().await?;
+    // Tokens first: a refresh locks its token, then the member.
+    sessions::revoke_of_member(&mut write, id, user, now).await?;
     let owners = organizations::count_owners(&mut write, id).await?;
     let before = organizations::role_for_update(&mut write, id, user).await?.ok_or_else(|| no_member(user))?;
     require_rank(caller, before)?;
     keep_an_owner(owners, before, None)?;
-    sessions::revoke_of_member(&mut write, id, user, now).await?;
     keys::revoke_of_member(&mut write, id, user, now).await?;
     organizations::remove_member(&mut write, id, user).await?;
     audit::record(&mut write, now, &caller.actor(), "member.remove", &user.to_string(), json!({"role": before.as_str()})).await?;

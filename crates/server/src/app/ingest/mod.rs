@@ -94,7 +94,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Locks the runs, then the evaluations that the records are about, and reads what is stored of their rows.
+    /// Locks the evaluations and runs that the records are about, and reads what is stored of their rows.
     async fn open(write: &mut Write, cluster: ClusterId, records: &[v1::Record], now_ms: i64) -> Result<Self, StoreError> {
         let mut batch =
             Self { cluster, now_ms, runs: BTreeMap::new(), evaluations: BTreeMap::new(), dirty_runs: BTreeSet::new(), runs_ended: false };
@@ -107,6 +107,7 @@ impl Batch {
                 rows.push(episode.row);
             }
         }
+        write.lock_evaluations_of(&rows.keys().copied().collect::<Vec<_>>()).await?;
         for id in rows.keys() {
             match write.lock_run(*id).await? {
                 Some(run) if Some(run.head.organization) == organization => {

@@ -127,6 +127,7 @@ async fn errored(
 /// Ends a run that is not over (queued or placed) as failed: its open rows become errored. For what the control plane finds
 /// out by itself, such as a queue timeout. The caller then publishes the change.
 pub async fn fail_run(write: &mut Write, id: RunId, failure: Failure, now_ms: i64) -> Result<Option<EvaluationStatus>, StoreError> {
+    write.lock_evaluations_of(&[id]).await?;
     let Some(mut run) = write.lock_run(id).await? else { return Ok(None) };
     if run.head.state.is_terminal() {
         return Ok(None);

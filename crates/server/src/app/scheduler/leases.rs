@@ -30,6 +30,7 @@ fn changed(state: &AppState, evaluation: EvaluationId) {
 async fn apply(state: &AppState, id: RunId, generation: u64, event: RunEvent) -> Result<Moved, StoreError> {
     let now_ms = state.clock.now_ms();
     let mut write = state.store.write().await?;
+    write.lock_evaluations_of(&[id]).await?;
     let Some(mut run) = write.lock_run(id).await? else { return Ok(false) };
     let Some(next) = run.head.state.after(event).filter(|_| run.head.generation == generation) else { return Ok(false) };
     run.head.state = next;
@@ -68,9 +69,9 @@ const HIGHEST_GENERATION: u64 = 1_000_000;
 pub async fn were_given_out(state: &AppState, organization: OrganizationId, given: &[(RunId, u64)]) -> Result<(), StoreError> {
     let now_ms = state.clock.now_ms();
     let mut given: Vec<(RunId, u64)> = given.iter().filter(|(_, generation)| *generation <= HIGHEST_GENERATION).copied().collect();
-    // In one order, so that two agents never wait for each other.
     given.sort_unstable();
     let mut write = state.store.write().await?;
+    write.lock_evaluations_of(&given.iter().map(|(run, _)| *run).collect::<Vec<_>>()).await?;
     let mut raised: BTreeSet<EvaluationId> = BTreeSet::new();
     for (run, generation) in given {
         if let Some(evaluation) = write.raise_generation(run, organization, generation).await? {
@@ -107,6 +108,7 @@ pub async fn fail(state: &AppState, id: RunId, evaluation: EvaluationId, failure
 pub async fn lease(state: &AppState, id: RunId, cluster: ClusterId, session_generation: u64) -> Result<Option<u64>, StoreError> {
     let now_ms = state.clock.now_ms();
     let mut write = state.store.write().await?;
+    write.lock_evaluations_of(&[id]).await?;
     let Some(generation) = write.lease_run(id, cluster, now_ms).await? else { return Ok(None) };
     let Some(run) = write.lock_run(id).await? else { return Ok(None) };
     let Some(evaluation) = write.lock_evaluation(run.head.evaluation).await? else { return Ok(None) };

@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rlm_api::cluster::v1::Assign;
 use rlm_core::failure::{Failure, FailureCode};
 use rlm_core::ids::{ClusterId, EvaluationId, RunId};
 use rlm_core::run::Waiting;
@@ -219,18 +220,24 @@ fn candidate(state: &AppState, cluster: &ClusterRow, placed: u64, room: usize) -
 /// Leases the run, then tells the agent. When the session ends in between, the next one finds that the agent does not name the
 /// run, and it is given out anew; a lease that can't be told ends the session, so that it is.
 async fn assign(state: &AppState, run: &OpenRun, cluster: ClusterId, place: Place) -> Result<(), StoreError> {
-    let Some(generation) = leases::lease(state, run.id, cluster, place.session_generation()).await? else { return Ok(()) };
-    let assignment = match leases::assignment(state, run.id, generation).await {
-        Ok(Some(assignment)) => assignment,
-        Ok(None) => return Ok(()),
+    match leased(state, run.id, cluster, place.session_generation()).await {
+        Ok(Some((generation, assignment))) => {
+            tracing::info!(run = %run.id, evaluation = %run.evaluation, %cluster, generation, "a run was handed to a cluster");
+            place.send(assignment);
+            Ok(())
+        }
+        Ok(None) => Ok(()),
+        // Also a commit whose answer got lost may have made a lease.
         Err(error) => {
             place.give_up();
-            return Err(error);
+            Err(error)
         }
-    };
-    tracing::info!(run = %run.id, evaluation = %run.evaluation, %cluster, generation, "a run was handed to a cluster");
-    place.send(assignment);
-    Ok(())
+    }
+}
+
+async fn leased(state: &AppState, run: RunId, cluster: ClusterId, session_generation: u64) -> Result<Option<(u64, Assign)>, StoreError> {
+    let Some(generation) = leases::lease(state, run, cluster, session_generation).await? else { return Ok(None) };
+    Ok(leases::assignment(state, run, generation).await?.map(|assignment| (generation, assignment)))
 }
 
 /// A reason that changed, since now; one that stays keeps its beginning.
@@ -246,6 +253,7 @@ fn news(run: &OpenRun, cause: &str, message: String, now_ms: i64) -> Option<(Run
 async fn note_waiting(state: &AppState, notes: Vec<(RunId, EvaluationId, u64, Waiting)>) -> Result<(), StoreError> {
     for part in notes.chunks(500) {
         let mut write = state.store.write().await?;
+        write.lock_evaluations_of(&part.iter().map(|(run, ..)| *run).collect::<Vec<_>>()).await?;
         let mut changed: HashSet<EvaluationId> = HashSet::new();
         for (run, evaluation, generation, waiting) in part {
             if write.note_waiting(*run, *generation, waiting).await? {

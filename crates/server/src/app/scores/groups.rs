@@ -244,20 +244,24 @@ fn pair(
     Ok(())
 }
 
-/// Rows of two cells of the same task, matched by trial and seed. A trial whose seeds differ is left out.
+/// Rows of two cells of the same task, matched by trial and seed. A trial that one lacks, or whose seeds differ, is left out.
 fn paired(baseline: &Cell, candidate: &Cell) -> Vec<PairedRow> {
-    let rows = baseline.rows.max(candidate.rows);
+    let outcome = |value: &Value| Some(Outcome { success: value.success, reward: value.reward });
     let (mut one, mut other) = (baseline.values.0.iter().peekable(), candidate.values.0.iter().peekable());
-    (0..rows)
-        .map(|trial| {
-            let at_trial = |value: &&Value| u64::from(value.trial) == trial;
-            let (baseline, candidate) = (one.next_if(at_trial), other.next_if(at_trial));
-            let same = baseline.zip(candidate).is_none_or(|(baseline, candidate)| baseline.seed == candidate.seed);
-            let outcome =
-                |value: Option<&Value>| value.filter(|_| same).map(|value| Outcome { success: value.success, reward: value.reward });
-            PairedRow { baseline: outcome(baseline), candidate: outcome(candidate) }
-        })
-        .collect()
+    let mut rows = Vec::new();
+    while let Some(trial) = [one.peek(), other.peek()].into_iter().flatten().map(|value| value.trial).min() {
+        let (baseline, candidate) = (one.next_if(|value| value.trial == trial), other.next_if(|value| value.trial == trial));
+        rows.push(match baseline.zip(candidate) {
+            Some((baseline, candidate)) if baseline.seed == candidate.seed => {
+                PairedRow { baseline: outcome(baseline), candidate: outcome(candidate) }
+            }
+            Some(_) => PairedRow { baseline: None, candidate: None },
+            None => PairedRow { baseline: baseline.and_then(outcome), candidate: candidate.and_then(outcome) },
+        });
+    }
+    let all = usize::try_from(baseline.rows.max(candidate.rows)).unwrap_or(usize::MAX);
+    rows.resize(all.max(rows.len()), PairedRow { baseline: None, candidate: None });
+    rows
 }
 
 #[cfg(test)]

@@ -41,6 +41,56 @@ async fn a_run_to_its_end() {
 }
 
 #[tokio::test]
+async fn agents_and_people_at_once_never_wait_for_each_other() {
+    for lab in labs().await {
+        let lab = &lab;
+        let ids = [lab.submit(&request("one", 40)).await, lab.submit(&request("two", 40)).await];
+        let mut per_row = Vec::new();
+        for (round, id) in ids.iter().enumerate() {
+            for run in lab.lease(*id).await {
+                per_row.extend(run.rows.iter().map(|row| (row.row, round, (run.id, run.generation, episode(row, 0, deterministic(row))))));
+            }
+        }
+        per_row.sort_by_key(|(row, round, _)| (*row, *round));
+        // Four agents, each with rows of both evaluations in every batch; two of them with the second evaluation's first.
+        let agents = (0..4).map(|agent| {
+            let mut mine: Vec<_> = per_row.iter().filter(|(row, ..)| row % 4 == agent).cloned().collect();
+            if agent % 2 == 1 {
+                mine.chunks_mut(2).for_each(|pair| pair.reverse());
+            }
+            async move {
+                let cluster = cluster(&lab.server, &lab.owner, &format!("cell-{agent}")).await;
+                let mut first = 1;
+                for part in mine.chunks(8) {
+                    let batch = numbered(first, part.iter().map(|(.., payload)| payload.clone()).collect());
+                    first += part.len() as u64;
+                    ingest::records(&lab.server.state, &cluster, INSTANCE, batch).await.unwrap();
+                }
+            }
+        });
+        let extended = async {
+            for _ in 0..8 {
+                for id in ids {
+                    lab.server.post(&lab.token, &format!("/v1/evaluations/{id}/extensions"), &json!({"episodes": 1})).await.ok();
+                }
+            }
+        };
+        let cancelled = async {
+            for round in 0..8 {
+                let id = lab.submit(&request(&format!("short {round}"), 2)).await;
+                lab.server.post(&lab.token, &format!("/v1/evaluations/{id}/cancellations"), &json!({})).await.ok();
+            }
+        };
+        futures::join!(futures::future::join_all(agents), extended, cancelled);
+        for id in ids {
+            assert_eq!(counts(lab, id).await["scored"], (160, 160));
+            lab.play(id, deterministic).await;
+            assert_eq!(counts(lab, id).await["scored"], (192, 192));
+        }
+    }
+}
+
+#[tokio::test]
 async fn any_order_repetition_and_generation_give_the_same_rows() {
     for lab in labs().await {
         let calm = lab.submit(&request("calm", 8)).await;

@@ -239,6 +239,30 @@ async fn result_files_that_are_none_are_refused() {
 }
 
 #[tokio::test]
+async fn imported_models_pair_by_what_the_file_calls_their_episodes() {
+    let lab = Lab::start().await;
+    let episode = |index: u64, reward: f64| json!({"index": index, "seed": null, "steps": 3, "reward": reward, "terminated": true, "truncated": false, "success": reward > 0.0, "durationS": 0.1, "includedInMetrics": true});
+    // Model "a" lacks episode 1.
+    let file = json!({"schema": "rlmesh.result.v1", "resultSetId": "gap", "recordedAt": "2026-01-01T00:00:00Z", "workloads": [
+        {"model": "a", "env": "e", "episodes": [episode(2, 1.0), episode(0, 0.0)]},
+        {"model": "b", "env": "e", "episodes": [episode(0, 0.0), episode(1, 0.0), episode(2, 1.0)]},
+    ]});
+    let id = lab.server.post(&lab.token, "/v1/evaluations/imports", &file).await.ok()["id"].as_str().unwrap().to_owned();
+    let rows = lab.get(&format!("/v1/evaluations/{id}/rows")).await;
+    let trials: Vec<u64> = rows["items"].as_array().unwrap().iter().map(|row| row["trial"].as_u64().unwrap()).collect();
+    assert_eq!(trials, [0, 2, 0, 1, 2]);
+    let scores = lab.get(&format!("/v1/evaluations/{id}/scores")).await;
+    let result = &scores["comparisons"][0]["result"];
+    assert_eq!((&result["pairs"], &result["leftOut"]), (&json!(2), &json!(1)), "{scores}");
+    let table = &result["success"]["table"];
+    assert_eq!((&table["both"], &table["neither"]), (&json!(1), &json!(1)), "{scores}");
+    let mut far = file;
+    far["resultSetId"] = json!("far");
+    far["workloads"][0]["episodes"][0]["index"] = json!(1_u64 << 40);
+    lab.server.post(&lab.token, "/v1/evaluations/imports", &far).await.refused("invalid_request");
+}
+
+#[tokio::test]
 async fn a_row_can_be_reproduced() {
     let lab = Lab::start().await;
     let mut one = request("again", 2);
