@@ -524,3 +524,18 @@ async fn a_large_backlog_is_read_in_little_memory() {
     let peak: u64 = line.split_whitespace().rev().nth(1).unwrap().parse().unwrap();
     assert!(peak < 40 << 10, "a backlog of 50 MiB took {peak} KiB");
 }
+
+/// Killed between the two renames: what was in the journal alone must not be forgotten.
+#[tokio::test]
+async fn setting_aside_that_was_interrupted_is_finished() {
+    let (folder, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (spool, key) = (Spool::open(folder.path(), Options::default()).unwrap(), key());
+    spool.append((0..50).map(|row| NewRecord::episode(key, episode(row, 0))).collect()).await.unwrap();
+    std::fs::copy(folder.path().join("spool.db"), half.path().join("spool.db")).unwrap();
+    std::fs::copy(folder.path().join("spool.db-wal"), half.path().join("spool.db.corrupt-5-wal")).unwrap();
+    let again = Spool::open(half.path(), Options::default()).unwrap();
+    let records = all(&again, 1).await;
+    assert_eq!(rows(&records), (0..50).collect::<Vec<_>>());
+    assert!(losses(&records)[0].reason.contains("set aside as spool.db.corrupt-5"), "{:?}", losses(&records));
+    assert!(half.path().join("spool.db.corrupt-5").exists());
+}

@@ -303,6 +303,22 @@ pub struct RunMetrics {
     pub series: Vec<MetricSeries>,
 }
 
+impl RunMetrics {
+    /// Adds what another stretch of the same work measured. Rates stay as they are. Percentiles can't be joined: the higher
+    /// one counts.
+    pub fn add(&mut self, other: &Self) {
+        self.active_ms += other.active_ms;
+        self.episodes += other.episodes;
+        self.env_steps += other.env_steps;
+        let mut series: BTreeMap<(String, String, String), MetricSeries> =
+            std::mem::take(&mut self.series).into_iter().map(|series| (series.key(), series)).collect();
+        for more in &other.series {
+            series.entry(more.key()).and_modify(|sum| sum.add(more)).or_insert_with(|| more.clone());
+        }
+        self.series = series.into_values().collect();
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MetricSeries {
@@ -315,4 +331,21 @@ pub struct MetricSeries {
     pub p50: f64,
     pub p95: f64,
     pub p99: f64,
+}
+
+impl MetricSeries {
+    fn key(&self) -> (String, String, String) {
+        (self.op.clone(), self.component.clone(), self.metric.clone())
+    }
+
+    fn add(&mut self, other: &Self) {
+        let count = self.count + other.count;
+        if count > 0 {
+            self.avg = (self.avg * self.count as f64 + other.avg * other.count as f64) / count as f64;
+        }
+        self.count = count;
+        self.p50 = self.p50.max(other.p50);
+        self.p95 = self.p95.max(other.p95);
+        self.p99 = self.p99.max(other.p99);
+    }
 }

@@ -22,15 +22,21 @@ pub(super) struct Salvage {
 /// Most records that are carried over; the rest stays in the file that was set aside, and counts as lost.
 const MAX_SALVAGE: usize = 200_000;
 
+/// Where an earlier [`set_aside`] that was interrupted put the journal: the database alone is not what was stored.
+pub(super) fn interrupted(path: &Path) -> Option<PathBuf> {
+    let prefix = suffixed(path.file_name()?.as_ref(), ".corrupt-").into_os_string().into_string().ok()?;
+    let entries = std::fs::read_dir(path.parent()?).ok()?;
+    entries.filter_map(Result::ok).find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let target = path.with_file_name(name.strip_suffix("-wal").filter(|name| name.starts_with(&prefix))?);
+        (!target.exists()).then_some(target)
+    })
+}
+
 /// Renames the database and its journal to `spool.db.corrupt-<time>`; returns the new name.
 pub(super) fn set_aside(path: &Path, now_ms: i64) -> std::io::Result<PathBuf> {
-    let mut target = PathBuf::new();
-    for attempt in 0_i64.. {
-        target = suffixed(path, &format!(".corrupt-{}", now_ms + attempt));
-        if !target.exists() {
-            break;
-        }
-    }
+    let fresh = || (now_ms..).map(|time| suffixed(path, &format!(".corrupt-{time}"))).find(|target| !target.exists());
+    let target = interrupted(path).or_else(fresh).unwrap_or_default();
     for suffix in ["-wal", "-shm"] {
         let from = suffixed(path, suffix);
         if from.exists() {

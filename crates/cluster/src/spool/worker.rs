@@ -63,7 +63,14 @@ impl Worker {
     /// Opens the database; sets a damaged one aside.
     pub fn start(path: PathBuf, options: Options, announce: watch::Sender<Position>) -> anyhow::Result<Self> {
         let reserve = Reserve::new(&path, (options.quota_bytes / 20).min(8 << 20));
-        let (db, damage) = match Db::open(&path, options.quota_bytes) {
+        let opened = match quarantine::interrupted(&path) {
+            Some(_) => Err(rusqlite::Error::SqliteFailure(
+                rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
+                Some("it was being set aside when the agent ended".to_owned()),
+            )),
+            None => Db::open(&path, options.quota_bytes),
+        };
+        let (db, damage) = match opened {
             Ok(db) => (db, None),
             Err(error) => match trouble(&error) {
                 Trouble::Corrupt => (replace(&path, &options, &error)?, Some(error)),

@@ -2,7 +2,7 @@
 
 use rlm_api::cluster::v1;
 use rlm_api::cluster::v1::run_status::Phase;
-use rlm_core::evaluation::Provenance;
+use rlm_core::evaluation::{Provenance, RunMetrics};
 use rlm_core::failure::Failure;
 
 use super::{Context, now_ms};
@@ -12,6 +12,28 @@ use crate::spool::{NewRecord, RunEnd, RunKey};
 pub(super) async fn record_end(context: &Context, key: RunKey, record: NewRecord, end: RunEnd) {
     if let Err(error) = context.spool.append_end(vec![record], key, end).await {
         tracing::error!(run = %key, %error, "the end of a run could not be stored");
+    }
+}
+
+/// What a run's runners measured: each counts from its own start, and the run's metrics are those of all.
+#[derive(Debug, Default)]
+pub(super) struct Measured {
+    before: RunMetrics,
+    current: RunMetrics,
+}
+
+impl Measured {
+    /// The runner's latest metrics, with those of the runners before it. What can't be read goes on as it came.
+    pub fn with(&mut self, latest: v1::RunMetrics) -> v1::RunMetrics {
+        let Ok(current) = serde_json::from_str::<RunMetrics>(&latest.metrics_json) else { return latest };
+        let mut all = current.clone();
+        all.add(&self.before);
+        self.current = current;
+        v1::RunMetrics { metrics_json: serde_json::to_string(&all).unwrap_or(latest.metrics_json), at_unix_ms: latest.at_unix_ms }
+    }
+
+    pub fn runner_ended(&mut self) {
+        self.before.add(&std::mem::take(&mut self.current));
     }
 }
 
@@ -47,5 +69,27 @@ pub(super) fn merge(ours: Provenance, runner: Provenance) -> Provenance {
         execution_horizon: runner.execution_horizon.or(ours.execution_horizon),
         prefetch_lead: runner.prefetch_lead.or(ours.prefetch_lead),
         ..runner
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_metrics_of_a_runs_runners_add_up() {
+        let latest = |episodes| v1::RunMetrics {
+            metrics_json: serde_json::to_string(&RunMetrics { episodes, ..RunMetrics::default() }).unwrap(),
+            at_unix_ms: 1,
+        };
+        let mut measured = Measured::default();
+        let mut episodes = |metrics| serde_json::from_str::<RunMetrics>(&measured.with(latest(metrics)).metrics_json).unwrap().episodes;
+        assert_eq!((episodes(2), episodes(5)), (2, 5));
+        measured.runner_ended();
+        measured.runner_ended();
+        let mut episodes = |metrics| serde_json::from_str::<RunMetrics>(&measured.with(latest(metrics)).metrics_json).unwrap().episodes;
+        assert_eq!((episodes(0), episodes(3)), (5, 8));
+        let broken = v1::RunMetrics { metrics_json: "{".into(), at_unix_ms: 1 };
+        assert_eq!(measured.with(broken.clone()), broken);
     }
 }

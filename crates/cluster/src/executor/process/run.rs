@@ -26,7 +26,7 @@ use super::components::{Components, Role};
 use super::launch;
 use super::policy::{After, RUNNER_STARTS, after_runner_exit};
 use super::recipes::RunRecipes;
-use super::report::{merge, record_end, status};
+use super::report::{Measured, merge, record_end, status};
 use super::runner::{RunnerExit, RunnerHandle};
 use super::{Context, devices::Grant, now_ms};
 use crate::runners::FromRunner;
@@ -94,6 +94,7 @@ struct Run {
     stream: Option<Stream>,
     runner: Option<RunnerHandle>,
     runner_starts: u32,
+    measured: Measured,
     /// Environment steps that the runner has reported.
     steps_seen: u64,
     runner_restart: Option<Instant>,
@@ -132,6 +133,7 @@ pub async fn carry_out(context: Arc<Context>, assignment: Assignment, grant: Gra
         stream: None,
         runner: None,
         runner_starts: 0,
+        measured: Measured::default(),
         steps_seen: 0,
         runner_restart: None,
         runner_exits,
@@ -429,7 +431,7 @@ impl Run {
                 self.steps_seen = progress.env_steps;
             }
             Message::Metrics(metrics) => {
-                let record = NewRecord::metrics(self.key(), metrics);
+                let record = NewRecord::metrics(self.key(), self.measured.with(metrics));
                 self.store(vec![record], Then::Nothing);
             }
             Message::Provenance(report) => self.on_provenance(&report),
@@ -547,6 +549,7 @@ impl Run {
 
     fn on_runner_exit(&mut self, exit: RunnerExit) {
         self.runner = None;
+        self.measured.runner_ended();
         if self.over {
             return;
         }

@@ -252,7 +252,7 @@ pub async fn metrics(state: &AppState, caller: &Caller, id: &str) -> Result<Metr
         let before: u64 = run.metrics.range(..run.generation).map(|(_, metrics)| metrics.active_ms).sum();
         let held = held + before as f64 / 1_000.0;
         let merged = over_generations(&run.metrics);
-        add(&mut all, &merged);
+        all.add(&merged);
         runs.push(RunTimings {
             queued_seconds: seconds(run.created_at, run.leased_at.unwrap_or(end)),
             active_seconds: run.started_at.map_or(0.0, |started| seconds(started, end)),
@@ -282,7 +282,7 @@ pub async fn metrics(state: &AppState, caller: &Caller, id: &str) -> Result<Metr
 fn over_generations(metrics: &MetricsByGeneration) -> RunMetrics {
     let mut all = RunMetrics::default();
     for one in metrics.values() {
-        add(&mut all, one);
+        all.add(one);
     }
     let seconds = all.active_ms as f64 / 1_000.0;
     if metrics.len() == 1 || seconds <= 0.0 {
@@ -294,35 +294,6 @@ fn over_generations(metrics: &MetricsByGeneration) -> RunMetrics {
         all.episodes_per_second = all.episodes as f64 / seconds;
     }
     all
-}
-
-fn add(all: &mut RunMetrics, one: &RunMetrics) {
-    all.active_ms += one.active_ms;
-    all.episodes += one.episodes;
-    all.env_steps += one.env_steps;
-    let mut series: BTreeMap<(String, String, String), MetricSeries> = std::mem::take(&mut all.series)
-        .into_iter()
-        .map(|series| ((series.op.clone(), series.component.clone(), series.metric.clone()), series))
-        .collect();
-    for more in &one.series {
-        let key = (more.op.clone(), more.component.clone(), more.metric.clone());
-        match series.get_mut(&key) {
-            None => {
-                series.insert(key, more.clone());
-            }
-            Some(sum) => {
-                let count = sum.count + more.count;
-                if count > 0 {
-                    sum.avg = (sum.avg * sum.count as f64 + more.avg * more.count as f64) / count as f64;
-                }
-                sum.count = count;
-                sum.p50 = sum.p50.max(more.p50);
-                sum.p95 = sum.p95.max(more.p95);
-                sum.p99 = sum.p99.max(more.p99);
-            }
-        }
-    }
-    all.series = series.into_values().collect();
 }
 
 /// How a page of rows is asked for: model by id, task by its `taskId` or by `env:taskId`.
