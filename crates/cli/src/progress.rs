@@ -15,14 +15,45 @@ const PLAIN_EVERY: Duration = Duration::from_secs(2);
 /// How long the server may be away before waiting gives up.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
-/// Polls until the evaluation is over; exit status 8 when `timeout` passes first.
+/// Polls until the evaluation is over; exit status 8 when `timeout` (seconds; one look at least) passes first, and 130 on
+/// Ctrl-C, also while the server does not answer.
 pub async fn wait(client: &Client, id: &str, timeout: Option<u64>) -> Result<EvaluationDetail, CliError> {
-    let started = Instant::now();
+    let late = async {
+        match timeout {
+            Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds.max(1))).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        over = watch(client, id) => over,
+        () = late => {
+            let message = format!("{id} is not over after {} s; it goes on. Wait again with `rlmesh eval wait {id}`", timeout.unwrap_or(0));
+            Err(CliError { code: "pending".to_owned(), exit: 8, ..CliError::other(message) })
+        }
+        _ = tokio::signal::ctrl_c() => {
+            let message = format!("stopped waiting; {id} goes on. `rlmesh eval cancel {id}` stops it");
+            Err(CliError { code: "interrupted".to_owned(), exit: 130, ..CliError::other(message) })
+        }
+    }
+}
+
+/// Takes the bar away, however waiting ends.
+struct Cleared(ProgressBar);
+
+impl Drop for Cleared {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+async fn watch(client: &Client, id: &str) -> Result<EvaluationDetail, CliError> {
     let terminal = std::io::stderr().is_terminal();
     let bar = ProgressBar::with_draw_target(Some(1), if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() });
     if let Ok(style) = ProgressStyle::with_template("{bar:30.cyan/dim} {pos}/{len} episodes  {msg}") {
         bar.set_style(style);
     }
+    let bar = Cleared(bar);
+    let bar = &bar.0;
     let mut rate = Rate::default();
     let mut said = Instant::now().checked_sub(PLAIN_EVERY);
     let mut away: Option<Instant> = None;
@@ -47,7 +78,6 @@ pub async fn wait(client: &Client, id: &str, timeout: Option<u64>) -> Result<Eva
                     said = Some(Instant::now());
                 }
                 if over {
-                    bar.finish_and_clear();
                     return Ok(evaluation);
                 }
             }
@@ -60,24 +90,7 @@ pub async fn wait(client: &Client, id: &str, timeout: Option<u64>) -> Result<Eva
             }
             Err(error) => return Err(error),
         }
-        if timeout.is_some_and(|seconds| started.elapsed() >= Duration::from_secs(seconds)) {
-            bar.finish_and_clear();
-            return Err(CliError {
-                code: "pending".to_owned(),
-                exit: 8,
-                ..CliError::other(format!(
-                    "{id} is not over after {} s; it goes on. Wait again with `rlmesh eval wait {id}`",
-                    timeout.unwrap_or(0)
-                ))
-            });
-        }
-        tokio::select! {
-            () = tokio::time::sleep(POLL) => {}
-            _ = tokio::signal::ctrl_c() => {
-                bar.finish_and_clear();
-                return Err(CliError { code: "interrupted".to_owned(), exit: 130, ..CliError::other(format!("stopped waiting; {id} goes on. `rlmesh eval cancel {id}` stops it")) });
-            }
-        }
+        tokio::time::sleep(POLL).await;
     }
 }
 

@@ -125,6 +125,8 @@ failure_codes! {
     Internal = "platform_internal", Platform, Never;
     /// Parameters that the definition refuses.
     InvalidParams = "invalid_params", User, Never;
+    /// A `file://` checkpoint that can't be read, or is not the file that its `sha256` names.
+    InvalidCheckpoint = "invalid_checkpoint", User, Never;
     /// The entrypoint can't be imported or is not an environment or model.
     InvalidEntrypoint = "invalid_entrypoint", User, Never;
     /// No wire generation or workflow edition in common.

@@ -142,3 +142,27 @@ async fn waiting_survives_the_servers_restart() -> anyhow::Result<()> {
     assert_eq!(shown["status"], "completed");
     stack.end().await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_ends_when_asked_also_while_the_server_says_nothing() -> anyhow::Result<()> {
+    let Some(tools) = tools() else { return Ok(()) };
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", silent.local_addr()?);
+    let home = tempfile::tempdir()?;
+    let shell = Shell { home: home.path(), url: Some(&url), key: Some("rlm_key_x") };
+    let program = tools.program("rlmesh");
+    let late = shell.run(&program, &["eval", "wait", "eval_00000000000000000000000000", "--timeout", "1"]).await?.expect(8)?;
+    assert!(late.stderr.contains("is not over after 1 s"), "{late:?}");
+
+    let waiting = shell.command(&program, &["eval", "wait", "eval_00000000000000000000000000"]).spawn()?;
+    // The request is under way once it has connected; the first connection was the command before.
+    for _ in 0..2 {
+        silent.accept().await?;
+    }
+    let process = rustix::process::Pid::from_raw(waiting.id().unwrap_or_default().try_into()?).ok_or_else(|| anyhow::anyhow!("no id"))?;
+    rustix::process::kill_process(process, rustix::process::Signal::INT)?;
+    let output = tokio::time::timeout(Duration::from_secs(20), waiting.wait_with_output()).await??;
+    let interrupted = ran(&output).expect(130)?;
+    assert!(interrupted.stderr.contains("stopped waiting"), "{interrupted:?}");
+    Ok(())
+}

@@ -102,7 +102,7 @@ pub async fn run(options: Options, admin: rlm_process::Admin, stop: Cancellation
         versions,
         heartbeat: options.heartbeat(),
         max_backoff: options.max_backoff(),
-        side_tasks: Setup::side_tasks(),
+        side_tasks: session::SideTasks::default(),
     };
     // The session outlives the runs a little, so that what their ends bring still goes out.
     let ends = CancellationToken::new();

@@ -32,7 +32,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 const ACK_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes of one batch of records; messages stay under 1 MiB.
 const BATCH_BYTES: usize = 512 << 10;
-/// Describes and log requests at once.
+/// Describes at once, and log requests at once: a describe may take minutes, and logs must not wait for it.
 const SIDE_TASKS: usize = 4;
 
 /// What every session of this agent uses.
@@ -46,13 +46,19 @@ pub struct Setup {
     pub versions: v1::Versions,
     pub heartbeat: Duration,
     pub max_backoff: Duration,
-    pub side_tasks: Arc<Semaphore>,
+    pub side_tasks: SideTasks,
 }
 
-impl Setup {
-    #[must_use]
-    pub fn side_tasks() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(SIDE_TASKS))
+/// Room for what is done beside the session.
+#[derive(Clone)]
+pub struct SideTasks {
+    describes: Arc<Semaphore>,
+    logs: Arc<Semaphore>,
+}
+
+impl Default for SideTasks {
+    fn default() -> Self {
+        Self { describes: Arc::new(Semaphore::new(SIDE_TASKS)), logs: Arc::new(Semaphore::new(SIDE_TASKS)) }
     }
 }
 
@@ -340,11 +346,11 @@ impl Session<'_> {
             Some(Incoming::Rotate(rotate)) => self.rotate(rotate),
             Some(Incoming::LogRequest(request)) => {
                 let executor = Arc::clone(&self.setup.executor);
-                self.aside(async move { Outgoing::LogReply(executor.logs(request).await) });
+                self.aside(&self.setup.side_tasks.logs, async move { Outgoing::LogReply(executor.logs(request).await) });
             }
             Some(Incoming::Describe(request)) => {
                 let executor = Arc::clone(&self.setup.executor);
-                self.aside(async move { Outgoing::DescribeReply(executor.describe(request).await) });
+                self.aside(&self.setup.side_tasks.describes, async move { Outgoing::DescribeReply(executor.describe(request).await) });
             }
             Some(Incoming::Goodbye(goodbye)) => return Err(self.refused(farewell(&goodbye))),
             Some(Incoming::Welcome(_)) => tracing::warn!("a second welcome on one session"),
@@ -355,8 +361,8 @@ impl Session<'_> {
     }
 
     /// Works on a request beside the session; the reply goes out on this session or is lost with it.
-    fn aside(&self, work: impl Future<Output = Outgoing> + Send + 'static) {
-        let (replies, limit) = (self.replies.clone(), Arc::clone(&self.setup.side_tasks));
+    fn aside(&self, limit: &Arc<Semaphore>, work: impl Future<Output = Outgoing> + Send + 'static) {
+        let (replies, limit) = (self.replies.clone(), Arc::clone(limit));
         tokio::spawn(async move {
             let Ok(_permit) = limit.acquire_owned().await else { return };
             tokio::select! {

@@ -221,7 +221,7 @@ pub fn with_checkpoints(definition: &ModelDefinition) -> Result<(Params, BTreeMa
         let unavailable = |error: std::io::Error| {
             let message =
                 format!("checkpoint '{}' of model '{}': {} can't be read: {error}", checkpoint.param, definition.id, path.display());
-            Failure::new(FailureCode::ArtifactUnavailable, message)
+            Failure::new(FailureCode::InvalidCheckpoint, message)
         };
         let kind = std::fs::metadata(&path).map_err(unavailable)?;
         if kind.is_file() {
@@ -235,7 +235,7 @@ pub fn with_checkpoints(definition: &ModelDefinition) -> Result<(Params, BTreeMa
                     definition.id,
                     path.display()
                 );
-                return Err(Failure::new(FailureCode::ArtifactUnavailable, message));
+                return Err(Failure::new(FailureCode::InvalidCheckpoint, message));
             }
             digests.insert(checkpoint.param.clone(), digest);
         } else if checkpoint.sha256.is_some() {
@@ -245,7 +245,7 @@ pub fn with_checkpoints(definition: &ModelDefinition) -> Result<(Params, BTreeMa
                 definition.id,
                 path.display()
             );
-            return Err(Failure::new(FailureCode::ArtifactUnavailable, message));
+            return Err(Failure::new(FailureCode::InvalidCheckpoint, message));
         }
         params.insert(checkpoint.param.clone(), Value::String(path.to_string_lossy().into_owned()));
     }

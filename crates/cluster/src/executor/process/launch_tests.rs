@@ -103,8 +103,8 @@ fn checkpoints_become_paths_and_are_verified() {
     assert_eq!(params["k"], json!(1));
     assert_eq!(digests["weights"], good);
     let changed = with(format!("file://{}", file.display()), Some(&"0".repeat(64))).unwrap_err();
-    assert!(changed.code == FailureCode::ArtifactUnavailable && changed.message.contains("expected 000"), "{}", changed.message);
-    assert_eq!(with("file:///no/such/file".to_owned(), None).unwrap_err().code, FailureCode::ArtifactUnavailable);
+    assert!(changed.code == FailureCode::InvalidCheckpoint && changed.message.contains("expected 000"), "{}", changed.message);
+    assert_eq!(with("file:///no/such/file".to_owned(), None).unwrap_err().code, FailureCode::InvalidCheckpoint);
     assert_eq!(with("hf://org/model".to_owned(), None).unwrap_err().code, FailureCode::NotRunnableHere);
     assert_eq!(with("file://relative".to_owned(), None).unwrap_err().code, FailureCode::NotRunnableHere);
     let (params, digests) = with(format!("file://{}", folder.path().display()), None).unwrap();

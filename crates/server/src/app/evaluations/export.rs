@@ -243,7 +243,8 @@ impl Exporter {
             let opening = workload(self.head.id.to_string(), spec, model, task, rows, &sum).to_string();
             out.extend_from_slice(opening.strip_suffix('}').unwrap_or(&opening).as_bytes());
             out.extend_from_slice(b",\"episodes\":[");
-            let filter = RowFilter { outcome: Some(rlm_api::rest::RowOutcome::Scored), model: Some(model), task: Some(task) };
+            // By the cell's own rows: looking for scored ones alone would pass over everybody else's again for each cell.
+            let filter = RowFilter { outcome: None, model: Some(model), task: Some(task) };
             *reader = Some(RowReader::new(self.state.store.clone(), self.head.id, self.head.rows_total, 0, filter));
             *first = true;
             return Ok(());

@@ -1,6 +1,6 @@
 //! Reading evaluations: lists, one in full, what it waits for, its rows, its timings.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -419,6 +419,8 @@ pub(super) async fn one_row(state: &AppState, head: &EvaluationHead, row: u64) -
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use rlm_core::ids::{EvaluationId, OrganizationId, RunId};
 
