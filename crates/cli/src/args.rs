@@ -92,7 +92,7 @@ pub struct Up {
     #[arg(long, value_name = "FILE")]
     pub python: Option<PathBuf>,
     /// Runs at once on this machine.
-    #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub max_runs: u32,
     /// CUDA devices to hand out; by default as many as the machine has.
     #[arg(long, value_name = "N")]

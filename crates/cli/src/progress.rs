@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rlm_api::rest::EvaluationDetail;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::client::Client;
 use crate::error::CliError;
@@ -24,13 +25,15 @@ pub async fn wait(client: &Client, id: &str, timeout: Option<u64>) -> Result<Eva
             None => std::future::pending().await,
         }
     };
+    // From here on it is caught, whatever is under way.
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| CliError::other(format!("signals can't be received: {error}")))?;
     tokio::select! {
         over = watch(client, id) => over,
         () = late => {
             let message = format!("{id} is not over after {} s; it goes on. Wait again with `rlmesh eval wait {id}`", timeout.unwrap_or(0));
             Err(CliError { code: "pending".to_owned(), exit: 8, ..CliError::other(message) })
         }
-        _ = tokio::signal::ctrl_c() => {
+        _ = interrupt.recv() => {
             let message = format!("stopped waiting; {id} goes on. `rlmesh eval cancel {id}` stops it");
             Err(CliError { code: "interrupted".to_owned(), exit: 130, ..CliError::other(message) })
         }

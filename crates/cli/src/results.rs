@@ -24,8 +24,11 @@ pub async fn show(client: &Client, id: &str, group_by: &str, output: &Output) ->
 
 /// The table as text.
 pub fn render(scores: &Scores) -> String {
-    let headings = ["MODEL", "TASK", "EPISODES", "SUCCESS RATE (95 %)", "MEAN REWARD (95 %)", "ERRORED"];
-    let mut text = table(headings.iter().map(|&heading| heading.to_owned()), scores.groups.iter().map(cells));
+    // Grouped by model, a line is of all the model's tasks.
+    let group = if scores.group_by == "model" { "task" } else { &scores.group_by };
+    let headings = ["MODEL", &group.to_uppercase(), "EPISODES", "SUCCESS RATE (95 %)", "MEAN REWARD (95 %)", "ERRORED"];
+    let mut text =
+        table(headings.iter().map(|&heading| heading.to_owned()), scores.groups.iter().map(|group| cells(group, &scores.group_by)));
     if !scores.comparisons.is_empty() {
         text.push('\n');
         let headings = ["PAIRED DIFFERENCE", "TASK", "PAIRS", "SUCCESS (95 %)", "REWARD (95 %)", "P", "VERDICT"];
@@ -41,7 +44,13 @@ fn tasks(scores: &Scores, pair: &Comparison) -> usize {
     scores.comparisons.iter().filter(same).count()
 }
 
-fn cells(group: &ScoreGroup) -> Vec<String> {
+fn cells(group: &ScoreGroup, group_by: &str) -> Vec<String> {
+    let name = match group_by {
+        "model" => group.task_id.clone().unwrap_or_else(|| "all".to_owned()),
+        // Plainer than the key, which names the environment too where two have the same task.
+        "task" => group.task_id.clone().unwrap_or_else(|| group.key.clone()),
+        _ => group.key.clone(),
+    };
     let rate = match (group.success_rate, group.success_interval) {
         (Some(rate), Some([low, high])) => format!("{:.1} % ({:.1} - {:.1})", rate * 100.0, low * 100.0, high * 100.0),
         _ if group.unknown_success > 0 => format!("not said by {} rows", group.unknown_success),
@@ -49,7 +58,7 @@ fn cells(group: &ScoreGroup) -> Vec<String> {
     };
     vec![
         group.model.clone(),
-        group.task_id.clone().unwrap_or_else(|| group.key.clone()),
+        name,
         if group.pending > 0 { format!("{}/{}", group.scored + group.errored, group.episodes) } else { group.episodes.to_string() },
         rate,
         interval(group.mean_reward, group.reward_interval),

@@ -30,6 +30,7 @@ const START_DEADLINE: Duration = Duration::from_secs(30);
 const CELL: &str = "local";
 
 pub async fn run(target: Target, options: Up) -> Result<ExitCode, CliError> {
+    check(&options)?;
     let state = match target.state {
         Some(state) => std::path::absolute(&state).map_err(|error| CliError::usage(format!("--state {}: {error}", state.display())))?,
         None => config::default_state()?,
@@ -79,6 +80,20 @@ pub async fn run(target: Target, options: Up) -> Result<ExitCode, CliError> {
     agent.stop().await;
     server.stop().await;
     outcome
+}
+
+/// What can be known to be wrong before anything is written.
+fn check(options: &Up) -> Result<(), CliError> {
+    if !options.listen.ip().is_loopback() {
+        return Err(CliError::usage(format!(
+            "--listen {}: `rlmesh up` serves this machine alone; use a loopback address such as 127.0.0.1:7474",
+            options.listen
+        )));
+    }
+    if let Some(python) = options.python.as_ref().filter(|python| python.components().count() > 1 && !python.is_file()) {
+        return Err(CliError::usage(format!("--python {}: there is no such file", python.display())));
+    }
+    Ok(())
 }
 
 /// One `rlmesh up` per state folder.
@@ -162,19 +177,14 @@ impl Programs {
 
 /// Makes the local organization, its admin and a key, before the server runs: `{email, passwordFile, apiKey}`.
 async fn local_setup(server: &Path, state: &Path) -> Result<Value, CliError> {
-    let run = Command::new(server)
-        .arg("local-setup")
-        .arg("--state-dir")
-        .arg(state.join("server"))
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output();
+    let run = Command::new(server).arg("local-setup").arg("--state-dir").arg(state.join("server")).stdin(Stdio::null()).output();
     let output = tokio::time::timeout(START_DEADLINE, run)
         .await
         .map_err(|_| CliError::other("the server's set-up did not end in time"))?
         .map_err(|error| CliError::other(format!("{} could not be started: {error}", server.display())))?;
     if !output.status.success() {
-        return Err(CliError::other(format!("the server's set-up failed ({}); its message is above", output.status)));
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(CliError::other(format!("the server's set-up failed ({}): {}", output.status, said.trim())));
     }
     serde_json::from_slice(&output.stdout).map_err(|error| CliError::other(format!("the server's set-up can't be read: {error}")))
 }
@@ -201,7 +211,9 @@ async fn wait_until_up(url: &str, server: &mut Supervised) -> Result<(), CliErro
 async fn join_token(client: &Client, state: &Path) -> Result<Option<String>, CliError> {
     let clusters = crate::commands::items(client, "/v1/clusters", &[], 1000).await?;
     let cell = clusters.iter().find(|cluster| cluster["name"] == CELL);
-    let joined = state.join("agent").join("credentials.json").exists();
+    // A file that can't be read is as good as none: the agent joins anew.
+    let credentials = std::fs::read(state.join("agent").join("credentials.json")).unwrap_or_default();
+    let joined = serde_json::from_slice::<Value>(&credentials).is_ok_and(|read| read["credentials"].is_array());
     let id = match cell {
         Some(_) if joined => return Ok(None),
         Some(cell) => cell["id"].clone(),

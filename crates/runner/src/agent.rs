@@ -1,6 +1,7 @@
 //! The runner's line to its agent: attaches, keeps attaching, delivers what the outbox holds, takes plan, component states,
 //! acknowledgements and cancellation.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use tonic::{Code, Streaming};
 
 use crate::components::Components;
 use crate::outbox::{Next, Outbox};
+use crate::pinned::CertificatePin;
 use crate::transport::{self, Address};
 use crate::tuning::{Backoff, Tuning};
 
@@ -27,8 +29,28 @@ pub struct Permit(#[expect(dead_code, reason = "held until dropped")] OwnedSemap
 /// Who this runner is to its agent.
 pub struct Identity {
     pub run_id: String,
-    /// One-time secret of the run; never logged.
-    pub token: String,
+    pub token: Token,
+    /// The agent's certificate, where it is reached over TLS.
+    pub pin: Option<CertificatePin>,
+}
+
+/// What the runner attaches with; never logged.
+pub enum Token {
+    /// The one-time secret of this start.
+    Once(String),
+    /// A service account's token, which the kubelet renews in place.
+    File(PathBuf),
+}
+
+impl Token {
+    fn read(&self) -> Result<String, Break> {
+        match self {
+            Self::Once(token) => Ok(token.clone()),
+            Self::File(path) => std::fs::read_to_string(path)
+                .map(|token| token.trim().to_owned())
+                .map_err(|error| Break::Lost(format!("the token {} can't be read: {error}", path.display()))),
+        }
+    }
 }
 
 /// Why the line is given up.
@@ -176,12 +198,12 @@ impl Agent {
         backoff: &mut Backoff,
         alone_since: &mut Instant,
     ) -> Result<(), Break> {
-        let channel = transport::dial(address, tuning.connect).await.map_err(Break::Lost)?;
+        let channel = transport::dial_pinned(address, identity.pin, tuning.connect).await.map_err(Break::Lost)?;
         let mut client = RunnerServiceClient::new(channel)
             .max_decoding_message_size(transport::MAX_MESSAGE)
             .max_encoding_message_size(transport::MAX_MESSAGE);
         let (outgoing, stream) = mpsc::channel::<RunnerMessage>(16);
-        let attach = Outbox::<Permit>::attach(&identity.run_id, &identity.token);
+        let attach = Outbox::<Permit>::attach(&identity.run_id, &identity.token.read()?);
         outgoing.send(attach).await.map_err(|_| Break::Lost("the stream closed at once".to_owned()))?;
         let mut incoming = within(tuning.handshake, client.attach(ReceiverStream::new(stream))).await?.into_inner();
         let first = within(tuning.handshake, incoming.message()).await?;

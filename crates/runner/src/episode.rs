@@ -124,7 +124,8 @@ pub fn success(info: Option<&MetaMap>) -> Option<bool> {
     defaults(Edition::E2026_06).success_info_keys.iter().find_map(|key| match info.entries.get(*key)?.kind.as_ref()? {
         Kind::Bool(value) => Some(*value),
         Kind::Integer(value) => Some(*value != 0),
-        Kind::Number(value) => Some(*value != 0.0),
+        // A number that is none says nothing.
+        Kind::Number(value) => (!value.is_nan()).then_some(*value != 0.0),
         Kind::Text(_) | Kind::Bytes(_) | Kind::List(_) | Kind::Map(_) | Kind::Null(_) => None,
     })
 }
@@ -170,6 +171,7 @@ mod tests {
         assert_eq!(success(Some(&info(&[("success", Kind::Integer(1))]))), Some(true));
         assert_eq!(success(Some(&info(&[("task_success", Kind::Number(0.0))]))), Some(false));
         assert_eq!(success(Some(&info(&[("is_success", Kind::Text("yes".into()))]))), None);
+        assert_eq!(success(Some(&info(&[("is_success", Kind::Number(f64::NAN))]))), None);
     }
 
     #[test]

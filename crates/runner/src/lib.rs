@@ -17,6 +17,7 @@ mod facts;
 mod hub;
 mod metrics;
 mod outbox;
+mod pinned;
 mod pod;
 mod provenance;
 mod rows;
@@ -27,7 +28,8 @@ mod transport;
 mod tuning;
 mod wire;
 
-pub use agent::{Identity, LinkError};
+pub use agent::{Identity, LinkError, Token};
+pub use pinned::CertificatePin;
 pub use run::{Start, run};
 pub use transport::{Address, InvalidAddress, dial};
 pub use tuning::Tuning;

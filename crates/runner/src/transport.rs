@@ -13,8 +13,13 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
+
+use crate::pinned::CertificatePin;
 
 /// Largest message either way, as the SDK has it.
 pub const MAX_MESSAGE: usize = 256 * 1024 * 1024;
@@ -83,6 +88,11 @@ impl std::fmt::Display for Address {
 
 /// Connects once. The channel carries no deadline of its own: streams live long.
 pub async fn dial(address: &Address, deadline: Duration) -> Result<Channel, String> {
+    dial_pinned(address, None, deadline).await
+}
+
+/// As [`dial`], over TLS to the holder of the pinned certificate where there is a pin.
+pub async fn dial_pinned(address: &Address, pin: Option<CertificatePin>, deadline: Duration) -> Result<Channel, String> {
     let target = address.clone();
     let endpoint = Endpoint::from_shared(address.origin())
         .map_err(|error| format!("{address} can't be used: {error}"))?
@@ -95,7 +105,7 @@ pub async fn dial(address: &Address, deadline: Duration) -> Result<Channel, Stri
         .keep_alive_while_idle(true);
     let connect = endpoint.connect_with_connector(service_fn(move |_| {
         let target = target.clone();
-        async move { open(&target).await.map(TokioIo::new) }
+        async move { open(&target, pin).await.map(TokioIo::new) }
     }));
     match tokio::time::timeout(deadline, connect).await {
         Ok(Ok(channel)) => Ok(channel),
@@ -118,13 +128,16 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-async fn open(address: &Address) -> io::Result<Stream> {
+async fn open(address: &Address, pin: Option<CertificatePin>) -> io::Result<Stream> {
     match address {
         Address::Tcp { host, port } => {
             let stream = TcpStream::connect((host.as_str(), *port)).await?;
             stream.set_nodelay(true)?;
             rearm(&stream);
-            Ok(Stream::Tcp(stream))
+            let Some(pin) = pin else { return Ok(Stream::Tcp(stream)) };
+            let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+            let connector = TlsConnector::from(pin.client().map_err(io::Error::other)?);
+            Ok(Stream::Tls(Box::new(connector.connect(name, stream).await?)))
         }
         Address::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path).await?)),
     }
@@ -142,6 +155,7 @@ fn rearm(stream: &TcpStream) {
 
 enum Stream {
     Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
     Unix(UnixStream),
 }
 
@@ -156,6 +170,7 @@ impl AsyncRead for Stream {
                 }
                 polled
             }
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
             Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
@@ -165,6 +180,7 @@ impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
             Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
@@ -172,6 +188,7 @@ impl AsyncWrite for Stream {
     fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
             Self::Unix(stream) => Pin::new(stream).poll_write_vectored(context, slices),
         }
     }
@@ -183,6 +200,7 @@ impl AsyncWrite for Stream {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
             Self::Unix(stream) => Pin::new(stream).poll_flush(context),
         }
     }
@@ -190,6 +208,7 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }

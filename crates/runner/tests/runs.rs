@@ -385,7 +385,7 @@ fn a_wrong_token_is_final() {
         ModelSettings::default(),
     );
     let mut start = agent.start(tuning());
-    start.identity.token = "guessed".to_owned();
+    start.identity.token = rlm_runner::Token::Once("guessed".to_owned());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let error = runtime.block_on(rlm_runner::run(start, tokio_util::sync::CancellationToken::new())).unwrap_err();
     assert!(format!("{error:#}").contains("refused this runner"), "{error:#}");

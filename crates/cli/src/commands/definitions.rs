@@ -46,7 +46,11 @@ pub async fn run(target: &Target, noun: &str, command: Definitions, output: &Out
             )?;
         }
         Definitions::Get { name } => {
-            let item = client.get(&format!("/v1/{noun}/{}", encode(&name))).await?;
+            let path = match name.rsplit_once(':') {
+                Some((name, version)) => format!("/v1/{noun}/{}?version={}", encode(name), encode(version)),
+                None => format!("/v1/{noun}/{}", encode(&name)),
+            };
+            let item = client.get(&path).await?;
             output.item(
                 &item,
                 &[

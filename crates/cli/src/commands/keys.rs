@@ -29,9 +29,14 @@ pub async fn run(target: &Target, command: Keys, output: &Output) -> Result<Exit
             )?;
         }
         Keys::Add { name, scopes, expires_in } => {
-            let expires_at = expires_in.map(|days| {
-                (chrono::Utc::now() + chrono::Duration::days(i64::from(days))).to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
-            });
+            let expires_at = match expires_in {
+                None => None,
+                Some(days) => {
+                    let at = chrono::Utc::now().checked_add_signed(chrono::Duration::days(i64::from(days)));
+                    let at = at.ok_or_else(|| CliError::usage(format!("--expires-in {days}: that many days reach beyond the calendar")))?;
+                    Some(at.to_rfc3339_opts(chrono::SecondsFormat::Secs, true))
+                }
+            };
             let key = client.post("/v1/keys", &json!({"name": name, "scopes": scopes, "expiresAt": expires_at})).await?;
             if output.format == Format::Table {
                 note(

@@ -26,7 +26,9 @@ pub fn completion(shell: clap_complete::Shell) -> Result<ExitCode, CliError> {
     // Under the name that it was called by: `rlmesh` or `rlmeshctl`.
     let called =
         std::env::args_os().next().and_then(|path| Some(std::path::PathBuf::from(path).file_name()?.to_string_lossy().into_owned()));
-    clap_complete::generate(shell, &mut crate::args::Cli::command(), called.unwrap_or_else(|| "rlmesh".to_owned()), &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut crate::args::Cli::command(), called.unwrap_or_else(|| "rlmesh".to_owned()), &mut script);
+    crate::output::print(&String::from_utf8_lossy(&script))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,11 +1,17 @@
 //! Where runs happen. The session knows this boundary and nothing behind it: child processes on a local cell.
 
 pub mod process;
+mod run;
+mod runs;
 
 use async_trait::async_trait;
 use rlm_api::cluster::v1;
 
 use crate::spool::{RunKey, SpoolError};
+
+fn now_ms() -> i64 {
+    chrono::Utc::now().timestamp_millis()
+}
 
 /// What the agent's session asks of the place where runs happen. Results and status go to the spool, not through here.
 #[async_trait]

@@ -158,11 +158,12 @@ impl Worker {
                 Ok(()) => {
                     self.blocked = false;
                     self.disk_full = false;
+                    // First, so that whoever hears of the commit finds it in the position.
+                    self.announce();
                     for append in self.waiting.drain(..count) {
                         // Whoever asked may have gone; the records are kept all the same.
                         let _ = append.reply.send(Ok(()));
                     }
-                    self.announce();
                 }
                 Err(error) => match self.recover(&error) {
                     Trouble::Full => {

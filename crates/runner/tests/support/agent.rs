@@ -14,7 +14,7 @@ use rlm_api::cluster::v1::*;
 use rlm_core::evaluation::{Binding, EnvironmentDefinition, Limits, ModelDefinition, Recording, Resources, RunSpec, RunTask};
 use rlm_core::failure::{Failure as DomainFailure, FailureCode};
 use rlm_core::ids::{EvaluationId, RunId};
-use rlm_runner::{Address, Identity, Start, Tuning};
+use rlm_runner::{Address, Identity, Start, Token, Tuning};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -195,7 +195,7 @@ impl Agent {
     pub fn start(&self, tuning: Tuning) -> Start {
         Start {
             agent: Address::parse(&self.socket()).unwrap(),
-            identity: Identity { run_id: self.shared.spec.run_id.to_string(), token: TOKEN.to_owned() },
+            identity: Identity { run_id: self.shared.spec.run_id.to_string(), token: Token::Once(TOKEN.to_owned()), pin: None },
             tuning,
             cores: 2,
         }

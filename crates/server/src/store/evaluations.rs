@@ -199,14 +199,27 @@ impl Store {
 
     /// The checked request, read as `T`: a part of it, where the whole is not needed.
     pub async fn spec_as<T: serde::de::DeserializeOwned>(&self, id: EvaluationId) -> Result<Option<T>, StoreError> {
-        let row = sqlx::query("SELECT spec FROM evaluations WHERE id = $1")
+        self.document_as(id, "spec").await
+    }
+
+    /// The parts of an evaluation's request, as it came, that `T` has.
+    pub async fn request_as<T: serde::de::DeserializeOwned>(&self, id: EvaluationId) -> Result<Option<T>, StoreError> {
+        self.document_as(id, "request").await
+    }
+
+    async fn document_as<T: serde::de::DeserializeOwned>(
+        &self,
+        id: EvaluationId,
+        column_name: &'static str,
+    ) -> Result<Option<T>, StoreError> {
+        let row = sqlx::query(AssertSqlSafe(format!("SELECT {column_name} FROM evaluations WHERE id = $1")))
             .bind(id.to_string())
             .fetch_optional(self.read())
             .await
             .attempt("read an evaluation's request")?;
         let Some(row) = row else { return Ok(None) };
         let text: String = column(&row, 0)?;
-        Ok(Some(from_json("evaluations", "spec", &id.to_string(), &text)?))
+        Ok(Some(from_json("evaluations", column_name, &id.to_string(), &text)?))
     }
 
     /// Newest first.

@@ -2,46 +2,7 @@
 
 use rlm_core::failure::{Failure, FailureCode};
 
-/// What a component is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ComponentKind {
-    Model,
-    Environment,
-}
-
-impl ComponentKind {
-    #[must_use]
-    pub const fn noun(self) -> &'static str {
-        match self {
-            Self::Model => "model",
-            Self::Environment => "environment",
-        }
-    }
-
-    #[must_use]
-    pub const fn start_failed(self) -> FailureCode {
-        match self {
-            Self::Model => FailureCode::ModelStartFailed,
-            Self::Environment => FailureCode::EnvironmentStartFailed,
-        }
-    }
-
-    #[must_use]
-    pub const fn start_timeout(self) -> FailureCode {
-        match self {
-            Self::Model => FailureCode::ModelStartTimeout,
-            Self::Environment => FailureCode::EnvironmentStartTimeout,
-        }
-    }
-
-    #[must_use]
-    pub const fn crashed(self) -> FailureCode {
-        match self {
-            Self::Model => FailureCode::ModelCrashed,
-            Self::Environment => FailureCode::EnvironmentCrashed,
-        }
-    }
-}
+use crate::executor::run::components::ComponentKind;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use rlm_core::failure::{Failure, FailureCode};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
 use super::child::{Child, Launcher, Start};
-use super::classify::{self, ComponentKind, Exit};
+use super::classify::{self, Exit};
 use super::launch::Source;
 use super::logs::LogSink;
+use crate::executor::run::components::{ComponentKind, Happened, News, Stop};
 
 /// What is to be started.
 pub struct Attempt {
     pub name: String,
     pub number: u32,
+    /// The machine's name.
+    pub node: String,
     pub kind: ComponentKind,
     pub source: Source,
     pub socket: PathBuf,
@@ -23,33 +25,6 @@ pub struct Attempt {
     pub folder: PathBuf,
     pub log: PathBuf,
     pub startup_timeout: Duration,
-}
-
-/// What became of an attempt.
-#[derive(Debug)]
-pub enum Happened {
-    Ready {
-        address: String,
-    },
-    /// Also with the last output of one that was asked to end. None: there was no process.
-    Ended {
-        failure: Option<Failure>,
-    },
-}
-
-/// An attempt's news.
-#[derive(Debug)]
-pub struct News {
-    pub name: String,
-    pub attempt: u32,
-    pub happened: Happened,
-}
-
-/// How an attempt is asked to end.
-#[derive(Debug, Clone, Default)]
-pub struct Stop {
-    pub stop: CancellationToken,
-    pub hurry: CancellationToken,
 }
 
 /// Runs the attempt to its end; says once when it serves and once when it has ended.
@@ -123,7 +98,7 @@ async fn process<F: Future<Output = ()>>(
     let (ended, ready) = match ended {
         Some(ended) => (ended, false),
         None => {
-            say(Happened::Ready { address }).await;
+            say(Happened::Ready { address, node: attempt.node.clone() }).await;
             tokio::select! {
                 biased;
                 () = stop.stop.cancelled() => {
@@ -154,7 +129,7 @@ async fn running_server<F: Future<Output = ()>>(
             return Some(Failure::new(attempt.kind.start_timeout(), message).of(&attempt.name));
         }
     }
-    say(Happened::Ready { address: address.to_owned() }).await;
+    say(Happened::Ready { address: address.to_owned(), node: attempt.node.clone() }).await;
     stop.stop.cancelled().await;
     None
 }

@@ -12,9 +12,10 @@ use rlm_core::failure::{Failure, FailureCode};
 use tokio_util::sync::CancellationToken;
 
 use super::child::{Child, Start};
-use super::classify::{ComponentKind, Ended, Exit, classify};
+use super::classify::{Ended, Exit, classify};
 use super::logs::LogSink;
 use super::{Context, launch};
+use crate::executor::run::components::ComponentKind;
 
 /// Longest that a describe may take, whatever the definition's start-up timeout.
 const LONGEST: Duration = Duration::from_secs(600);

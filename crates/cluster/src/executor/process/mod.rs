@@ -1,42 +1,38 @@
-//! Runs as child processes of the agent: the local cell's executor. Queues runs, hands out devices, and keeps one actor per
-//! run; what a run came to goes to the spool.
+//! Runs as child processes of the agent: the local cell's executor. Hands out devices and servers.
 
 mod child;
 mod classify;
 mod component;
-mod components;
 mod describe;
 mod devices;
 mod launch;
 mod leftovers;
 mod logs;
-mod policy;
-mod recipes;
-mod report;
-mod run;
+mod place;
 mod runner;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use rlm_api::cluster::v1;
-use rlm_api::cluster::v1::run_status::Phase;
 use rlm_core::evaluation::RunSpec;
 use rlm_core::failure::{Failure, FailureCode};
 use rlm_core::ids::RunId;
-use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use self::devices::{Grant, Need, Wait, grant, may_start};
-use self::run::{Ask, Assignment};
+use self::devices::{Grant, Need, grant, may_start};
 use super::Executor;
+use super::run::{Assignment, Prepared, Shared};
+use super::runs::{Admission, Cell, Runs, Wait};
 use crate::inventory;
 use crate::runners::Runners;
-use crate::spool::{HeldRun, NewRecord, RunEnd, RunKey, Spool, SpoolError};
+use crate::spool::{RunKey, Spool, SpoolError};
 
 pub use self::child::exec_child;
 pub use self::classify::{EXEC_FAILED, EXEC_FAILED_STATUS};
@@ -66,9 +62,8 @@ pub struct Options {
 }
 
 /// What the actors of runs share.
-pub(crate) struct Context {
-    pub(crate) spool: Spool,
-    pub(crate) runners: Runners,
+struct Context {
+    shared: Shared,
     launcher: child::Launcher,
     cell: launch::Cell,
     state: PathBuf,
@@ -80,7 +75,8 @@ pub(crate) struct Context {
     gpu_product: Option<String>,
     gpu_driver: Option<String>,
     version: &'static str,
-    tasks: TaskTracker,
+    max_runs: usize,
+    gate: Mutex<Gate>,
 }
 
 impl Context {
@@ -93,45 +89,88 @@ impl Context {
     }
 }
 
-pub(crate) fn now_ms() -> i64 {
-    chrono::Utc::now().timestamp_millis()
+/// Devices that are free, and servers that are in use.
+struct Gate {
+    free: BTreeSet<u32>,
+    servers: BTreeSet<String>,
 }
 
-struct Queued {
-    assignment: Assignment,
-    /// The cause it was last reported to wait for.
-    reported: Option<Wait>,
-}
-
-impl Queued {
-    fn server(&self) -> Option<&String> {
-        self.assignment.spec.environment.address.as_ref()
-    }
-}
-
-struct Active {
-    asks: mpsc::Sender<Ask>,
-    /// It was asked to end already.
-    ending: bool,
-    /// The environment's server that it uses, where that runs already.
+/// What a run holds while it goes on.
+#[derive(Clone)]
+struct Held {
+    devices: Grant,
+    /// The environment's server, where that runs already: it admits one session.
     server: Option<String>,
 }
 
-struct State {
-    queue: VecDeque<Queued>,
-    active: HashMap<RunKey, Active>,
-    free: BTreeSet<u32>,
-    closing: bool,
+impl Context {
+    fn gate<T>(&self, act: impl FnOnce(&mut Gate) -> T) -> T {
+        act(&mut self.gate.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Cell for Context {
+    type Place = place::ProcessRun;
+    type Grant = Held;
+
+    fn admit(&self, spec: &RunSpec, active: usize) -> Admission<Held> {
+        let need = Need::of(spec);
+        let devices = self.cell.cuda_devices;
+        if need.total() > devices {
+            let message = format!(
+                "the run needs {} GPUs and this machine has {devices}: ask for fewer, or run it on a cluster that has them",
+                need.total()
+            );
+            return Admission::Never(Failure::new(FailureCode::Unschedulable, message));
+        }
+        let server = spec.environment.address.clone();
+        self.gate(|gate| {
+            let used = server.as_ref().is_some_and(|server| gate.servers.contains(server));
+            let wait = if used { Err(devices::Wait::Server) } else { may_start(active, self.max_runs, gate.free.len(), need) };
+            match wait.map(|()| grant(&mut gate.free, need)) {
+                Ok(Some(devices)) => {
+                    gate.servers.extend(server.clone());
+                    Admission::Start(Held { devices, server })
+                }
+                Ok(None) | Err(devices::Wait::Gpu) => Admission::Wait(Wait {
+                    cause: "gpu",
+                    message: format!("the next run needs {} GPUs and fewer of this cell's {devices} are free", need.total()),
+                    holds_others: true,
+                }),
+                Err(devices::Wait::Capacity) => Admission::Wait(Wait {
+                    cause: "capacity",
+                    message: format!("{} runs are going on, as many as this cell takes at once", self.max_runs),
+                    holds_others: true,
+                }),
+                Err(devices::Wait::Server) => Admission::Wait(Wait {
+                    cause: "serverInUse",
+                    message: "another run uses the environment's server, which admits one at a time".to_owned(),
+                    holds_others: false,
+                }),
+            }
+        })
+    }
+
+    fn release(&self, held: Held) {
+        self.gate(|gate| {
+            gate.free.extend(held.devices.model.iter().chain(&held.devices.environment));
+            if let Some(server) = held.server {
+                gate.servers.remove(&server);
+            }
+        });
+    }
+
+    fn prepare(self: Arc<Self>, assignment: Assignment, held: Held) -> BoxFuture<'static, Result<Prepared<place::ProcessRun>, Failure>> {
+        place::prepare(self, assignment, held.devices).boxed()
+    }
 }
 
 /// The local cell.
 #[derive(Clone)]
 pub struct ProcessExecutor {
     context: Arc<Context>,
-    state: Arc<Mutex<State>>,
+    runs: Runs<Context>,
     inventory: v1::Inventory,
-    devices: u32,
-    max_runs: usize,
 }
 
 impl ProcessExecutor {
@@ -148,8 +187,7 @@ impl ProcessExecutor {
         let gpu = inventory.nodes.first().filter(|node| node.gpu_count > 0);
         let filled = |text: &String| (!text.is_empty()).then(|| text.clone());
         let context = Context {
-            spool,
-            runners,
+            shared: Shared { spool, runners, tasks: TaskTracker::new() },
             launcher: child::Launcher { exec_child: options.exec_child, records },
             cell: launch::Cell {
                 python: options.python,
@@ -166,16 +204,12 @@ impl ProcessExecutor {
             gpu_driver: gpu.and_then(|node| filled(&node.gpu_driver)),
             node: options.node,
             version: options.version,
-            tasks: TaskTracker::new(),
-        };
-        let state = State { queue: VecDeque::new(), active: HashMap::new(), free: (0..options.cuda_devices).collect(), closing: false };
-        Ok(Self {
-            context: Arc::new(context),
-            state: Arc::new(Mutex::new(state)),
-            inventory,
-            devices: options.cuda_devices,
             max_runs: options.max_runs.max(1),
-        })
+            gate: Mutex::new(Gate { free: (0..options.cuda_devices).collect(), servers: BTreeSet::new() }),
+        };
+        let context = Arc::new(context);
+        let runs = Runs::new(Arc::clone(&context), context.shared.clone(), context.version);
+        Ok(Self { context, runs, inventory })
     }
 
     /// The socket that runners attach to.
@@ -186,26 +220,13 @@ impl ProcessExecutor {
 
     /// Goes on with the runs that the spool holds.
     pub async fn resume(&self) -> anyhow::Result<()> {
-        for held in self.context.spool.held().await?.into_iter().filter(|held| !held.ended) {
-            match read(&held.assign) {
-                Ok(assignment) => {
-                    tracing::info!(run = %held.key, "going on with a run");
-                    self.enqueue(assignment);
-                }
-                Err(problem) => self.refuse(held.key, &problem),
-            }
-        }
-        self.schedule();
-        Ok(())
+        self.runs.resume().await
     }
 
     /// Deletes old logs, now and then, until the agent stops.
     pub async fn prune_logs(&self, stop: tokio_util::sync::CancellationToken) {
         loop {
-            let kept: BTreeSet<String> = self.with(|state| {
-                let queued = state.queue.iter().map(|queued| queued.assignment.key);
-                state.active.keys().copied().chain(queued).map(|key| key.run_id.to_string()).collect()
-            });
+            let kept: BTreeSet<String> = self.runs.keys().iter().map(|key| key.run_id.to_string()).collect();
             let root = self.context.state.join("logs");
             let pruned = tokio::task::spawn_blocking(move || logs::prune(&root, LOG_AGE, LOG_BYTES, |run| kept.contains(run))).await;
             if let Err(error) = pruned {
@@ -217,174 +238,6 @@ impl ProcessExecutor {
             }
         }
     }
-
-    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
-        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn enqueue(&self, assignment: Assignment) {
-        self.with(|state| state.queue.push_back(Queued { assignment, reported: None }));
-    }
-
-    /// Starts what may start, in order, and says why the rest waits.
-    fn schedule(&self) {
-        let mut waiting = Vec::new();
-        let mut impossible = Vec::new();
-        self.with(|state| {
-            if state.closing {
-                return;
-            }
-            loop {
-                // A server of an environment admits one session: a run that waits for one holds nobody else up.
-                let in_use = |server: &String| state.active.values().any(|active| active.server.as_ref() == Some(server));
-                let Some(at) = state.queue.iter().position(|queued| !queued.server().is_some_and(in_use)) else {
-                    for queued in state.queue.iter_mut().filter(|queued| queued.reported != Some(Wait::Server)) {
-                        queued.reported = Some(Wait::Server);
-                        waiting.push((queued.assignment.key, Wait::Server, Need::default()));
-                    }
-                    return;
-                };
-                let Some(need) = state.queue.get(at).map(|queued| Need::of(&queued.assignment.spec)) else { return };
-                if need.total() > self.devices {
-                    if let Some(queued) = state.queue.remove(at) {
-                        impossible.push((queued.assignment.key, need));
-                    }
-                    continue;
-                }
-                match may_start(state.active.len(), self.max_runs, state.free.len(), need) {
-                    Ok(()) => {
-                        let (Some(next), Some(grant)) = (state.queue.remove(at), grant(&mut state.free, need)) else { return };
-                        let (asks, inbox) = mpsc::channel(4);
-                        let server = next.server().cloned();
-                        state.active.insert(next.assignment.key, Active { asks, ending: false, server });
-                        self.spawn(next.assignment, grant, inbox);
-                    }
-                    Err(wait) => {
-                        for queued in &mut state.queue {
-                            if queued.reported != Some(wait) {
-                                queued.reported = Some(wait);
-                                waiting.push((queued.assignment.key, wait, need));
-                            }
-                        }
-                        return;
-                    }
-                }
-            }
-        });
-        for (key, wait, need) in waiting {
-            let (cause, message) = match wait {
-                Wait::Capacity => ("capacity", format!("{} runs are going on, as many as this cell takes at once", self.max_runs)),
-                Wait::Server => ("serverInUse", "another run uses the environment's server, which admits one at a time".to_owned()),
-                Wait::Gpu => {
-                    ("gpu", format!("the next run needs {} GPUs and fewer of this cell's {} are free", need.total(), self.devices))
-                }
-            };
-            let status = report::status(Phase::Waiting, cause, &message, now_ms(), None, None);
-            let spool = self.context.spool.clone();
-            self.context.tasks.spawn(async move {
-                if let Err(error) = spool.append(vec![NewRecord::status(key, status)]).await {
-                    tracing::error!(run = %key, %error, "a status could not be stored");
-                }
-            });
-        }
-        for (key, need) in impossible {
-            let message = format!(
-                "the run needs {} GPUs and this machine has {}: ask for fewer, or run it on a cluster that has them",
-                need.total(),
-                self.devices
-            );
-            let failure = Failure::new(FailureCode::Unschedulable, message);
-            let executor = self.clone();
-            self.context.tasks.spawn(async move { executor.fail(key, &failure).await });
-        }
-    }
-
-    fn spawn(&self, assignment: Assignment, grant: Grant, asks: mpsc::Receiver<Ask>) {
-        let executor = self.clone();
-        self.context.tasks.spawn(async move {
-            let key = assignment.key;
-            let devices: Vec<u32> = grant.model.iter().chain(&grant.environment).copied().collect();
-            // A task of its own: a run whose actor panics must not keep its place and devices.
-            let ended = tokio::spawn(run::carry_out(Arc::clone(&executor.context), assignment, grant, asks)).await;
-            if let Err(error) = ended {
-                tracing::error!(run = %key, %error, "a run's actor failed");
-                executor
-                    .fail(key, &Failure::new(FailureCode::Internal, "the agent failed while it carried out the run; see the agent's log"))
-                    .await;
-            }
-            executor.with(|state| {
-                state.active.remove(&key);
-                state.free.extend(devices);
-            });
-            executor.schedule();
-        });
-    }
-
-    async fn fail(&self, key: RunKey, failure: &Failure) {
-        let status = report::status(Phase::Failed, "", "", now_ms(), Some(failure), None);
-        report::record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Failed).await;
-    }
-
-    /// Stores a run's end aside: a full spool makes room only as the session goes on, and the session asked for this.
-    fn record_end(&self, key: RunKey, status: v1::RunStatus, end: RunEnd) {
-        let context = Arc::clone(&self.context);
-        self.context.tasks.spawn(async move { report::record_end(&context, key, NewRecord::status(key, status), end).await });
-    }
-
-    fn refuse(&self, key: RunKey, problem: &str) {
-        tracing::error!(run = %key, problem, "an assignment can't be read");
-        let message = format!("this agent (version {}) can't read the run: {problem}", self.context.version);
-        let failure = Failure::new(FailureCode::Internal, message);
-        self.record_end(key, report::status(Phase::Failed, "", "", now_ms(), Some(&failure), None), RunEnd::Failed);
-    }
-
-    /// Asks a run to end. False: it is neither queued nor active.
-    fn ask(&self, key: RunKey, ask: Ask) -> bool {
-        self.with(|state| {
-            if let Some(active) = state.active.get_mut(&key) {
-                if !active.ending {
-                    active.ending = true;
-                    // The channel holds more than it is ever sent: one.
-                    let _ = active.asks.try_send(ask);
-                }
-                return true;
-            }
-            false
-        })
-    }
-
-    fn take_queued(&self, key: RunKey) -> bool {
-        self.with(|state| {
-            let before = state.queue.len();
-            state.queue.retain(|queued| queued.assignment.key != key);
-            state.queue.len() < before
-        })
-    }
-
-    async fn held(&self, key: RunKey) -> Option<HeldRun> {
-        self.context.spool.held().await.ok()?.into_iter().find(|held| held.key == key)
-    }
-
-    /// Generations of a run that are queued or active here.
-    fn generations(&self, run: RunId) -> Vec<RunKey> {
-        self.with(|state| {
-            let queued = state.queue.iter().map(|queued| queued.assignment.key);
-            state.active.keys().copied().chain(queued).filter(|key| key.run_id == run).collect()
-        })
-    }
-}
-
-/// An assignment as it came over the wire or out of the spool.
-fn read(assign: &v1::Assign) -> Result<Assignment, String> {
-    let spec: RunSpec = serde_json::from_str(&assign.run_json).map_err(|error| error.to_string())?;
-    let key = RunKey { run_id: spec.run_id, generation: spec.generation };
-    Ok(Assignment { key, spec: Arc::new(spec), rows: assign.rows.clone() })
-}
-
-/// The run that an assignment is about, when nothing else of it can be read.
-fn key_of(assign: &v1::Assign) -> Option<RunKey> {
-    let document: serde_json::Value = serde_json::from_str(&assign.run_json).ok()?;
-    Some(RunKey { run_id: document["runId"].as_str()?.parse().ok()?, generation: document["generation"].as_u64()? })
 }
 
 #[async_trait]
@@ -394,57 +247,15 @@ impl Executor for ProcessExecutor {
     }
 
     async fn assign(&self, assign: v1::Assign) -> Result<(), SpoolError> {
-        let assignment = match read(&assign) {
-            Ok(assignment) => assignment,
-            Err(problem) => {
-                match key_of(&assign) {
-                    Some(key) => self.refuse(key, &problem),
-                    None => tracing::error!(%problem, "an assignment without a run came"),
-                }
-                return Ok(());
-            }
-        };
-        let key = assignment.key;
-        let others = self.generations(key.run_id);
-        if others.iter().any(|other| other.generation > key.generation) {
-            tracing::info!(run = %key, "an assignment of an older generation came late");
-            return Ok(());
-        }
-        if !self.context.spool.hold(key, assign).await? {
-            // Repeated.
-            return Ok(());
-        }
-        for older in others.into_iter().filter(|other| other.generation < key.generation) {
-            self.stop(older).await;
-        }
-        tracing::info!(run = %key, model = %assignment.spec.model.id, environment = %assignment.spec.environment.id, "run assigned");
-        self.enqueue(assignment);
-        self.schedule();
-        Ok(())
+        self.runs.assign(assign).await
     }
 
     async fn cancel(&self, key: RunKey) {
-        if self.ask(key, Ask::Cancel) {
-            return;
-        }
-        let queued = self.take_queued(key);
-        if !queued && self.held(key).await.is_some_and(|held| held.ended) {
-            return;
-        }
-        let status = report::status(Phase::Cancelled, "", "", now_ms(), None, None);
-        self.record_end(key, status, RunEnd::Cancelled);
-        self.schedule();
+        self.runs.cancel(key).await;
     }
 
     async fn stop(&self, key: RunKey) {
-        if self.ask(key, Ask::Stop) {
-            return;
-        }
-        self.take_queued(key);
-        if let Err(error) = self.context.spool.end(key, RunEnd::Stopped).await {
-            tracing::error!(run = %key, %error, "the end of a stopped run could not be stored");
-        }
-        self.schedule();
+        self.runs.stop(key).await;
     }
 
     async fn logs(&self, request: v1::LogRequest) -> v1::LogReply {
@@ -486,19 +297,11 @@ impl Executor for ProcessExecutor {
     }
 
     fn running(&self) -> u32 {
-        u32::try_from(self.with(|state| state.active.len())).unwrap_or(u32::MAX)
+        self.runs.running()
     }
 
     async fn shutdown(&self) {
-        let active: Vec<RunKey> = self.with(|state| {
-            state.closing = true;
-            state.active.keys().copied().collect()
-        });
-        for key in active {
-            self.ask(key, Ask::Shutdown);
-        }
-        self.context.tasks.close();
-        self.context.tasks.wait().await;
+        self.runs.shutdown().await;
     }
 }
 

@@ -274,8 +274,8 @@ pub async fn clone(state: &AppState, caller: &Caller, id: &str, changes: CloneCh
 }
 
 async fn refuse_imported(state: &AppState, head: &EvaluationHead) -> Result<(), Error> {
-    let spec: super::import::ImportMark = state.store.spec_as(head.id).await?.ok_or_else(|| gone(head))?;
-    if spec.is_imported() {
+    let request: super::import::ImportMark = state.store.request_as(head.id).await?.ok_or_else(|| gone(head))?;
+    if request.is_imported() {
         return Err(Error::new(
             Code::Conflict,
             format!("{} was imported from a result file: its models and environments are known by name only, so it can't be run", head.id),

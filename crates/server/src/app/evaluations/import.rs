@@ -24,15 +24,15 @@ const SCHEMA: &str = "rlmesh.result.v1";
 /// Key in the metadata of an imported evaluation.
 const MARK: &str = "importedResultSet";
 
-/// Whether an evaluation was imported; read from its checked request.
+/// Whether an evaluation was imported; read from its request as it came, where no submitted one has this field.
 #[derive(Deserialize)]
 pub(super) struct ImportMark {
-    metadata: Map<String, Value>,
+    import: Option<serde::de::IgnoredAny>,
 }
 
 impl ImportMark {
-    pub fn is_imported(&self) -> bool {
-        self.metadata.contains_key(MARK)
+    pub const fn is_imported(&self) -> bool {
+        self.import.is_some()
     }
 }
 
@@ -98,7 +98,7 @@ pub async fn import(state: &AppState, caller: &Caller, name: Option<String>, fil
         return Err(Error::invalid(problems));
     }
     let token = format!("import:{}", parsed.result_set_id);
-    let hash = request_hash(&json!({"resultSetId": parsed.result_set_id}));
+    let hash = request_hash(&file);
     if let Some(created) = repeated(state, caller, Some(&token), &hash).await? {
         return Ok(created);
     }
@@ -217,8 +217,9 @@ fn plan(file: ResultFile, name: Option<String>, recorded: i64) -> Result<Plan, E
         if !environments.iter().any(|known| known.id == workload.env) {
             environments.push(environment(&workload.env));
         }
-        let task = tasks.iter().position(|task| task.env == workload.env && task.task_id == task_id).unwrap_or_else(|| {
-            tasks.push(new_task(&workload.env, &task_id));
+        let described = new_task(&workload.env, &task_id, &workload.config);
+        let task = tasks.iter().position(|task| Task { episodes: 0, ..task.clone() } == described).unwrap_or_else(|| {
+            tasks.push(described);
             tasks.len() - 1
         });
         // The same model, environment and task again is another configuration: a model of its own.
@@ -243,9 +244,10 @@ fn plan(file: ResultFile, name: Option<String>, recorded: i64) -> Result<Plan, E
             continue;
         }
         let (model, position) = (position(model)?, position(task)?);
-        if let Some(task) = tasks.get_mut(task) {
+        let base = tasks.get_mut(task).map_or(0, |task| {
             task.episodes = task.episodes.max(episodes.len() as u64);
-        }
+            task.trial_index_base.min(u64::from(u32::MAX))
+        });
         for episodes in episodes.chunk_by(|one, next| one.index + 1 == next.index) {
             let first_row = outcomes.len() as u64;
             let mut seeds = Vec::with_capacity(episodes.len());
@@ -287,7 +289,7 @@ fn plan(file: ResultFile, name: Option<String>, recorded: i64) -> Result<Plan, E
                 first_trial: episodes.first().map_or(0, |episode| episode.index),
                 seed,
                 seeds: (!consecutive).then_some(seeds),
-                trial_index: 0,
+                trial_index: base + episodes.first().map_or(0, |episode| episode.index),
             });
         }
     }
@@ -324,19 +326,23 @@ fn position(index: usize) -> Result<u32, Error> {
     u32::try_from(index).map_err(|_| Error::new(Code::InvalidRequest, "the file has too many workloads"))
 }
 
-fn new_task(env: &str, task_id: &str) -> Task {
+/// A task with what the file's `config` says of it, as far as that can be read.
+fn new_task(env: &str, task_id: &str, config: &Value) -> Task {
+    fn said<T: serde::de::DeserializeOwned>(config: &Value, name: &str) -> Option<T> {
+        config.get(name).and_then(|value| serde_json::from_value(value.clone()).ok())
+    }
     Task {
         env: env.to_owned(),
         task_id: task_id.to_owned(),
-        params: Map::new(),
+        params: said(config, "params").unwrap_or_default(),
         episodes: 0,
-        seed: 0,
+        seed: said(config, "seed").unwrap_or(0),
         seeds: None,
-        trial_index_base: 0,
+        trial_index_base: said(config, "trialIndexBase").unwrap_or(0),
         workers: None,
-        max_episode_steps: None,
+        max_episode_steps: said(config, "maxEpisodeSteps"),
         instruction: None,
-        success: None,
+        success: said(config, "successRule"),
         metadata: Map::new(),
     }
 }

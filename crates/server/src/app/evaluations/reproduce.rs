@@ -14,8 +14,9 @@ use super::read::one_row;
 use crate::app::access::Caller;
 use crate::state::AppState;
 
-const MODEL_ADDRESS: &str = "127.0.0.1:50151";
-const ENV_ADDRESS: &str = "127.0.0.1:50152";
+/// Addresses with free ports, as the command's own shell variables: what listens at a fixed one may be somebody else's.
+const MODEL_ADDRESS: &str = "\"$MODEL\"";
+const ENV_ADDRESS: &str = "\"$ENVIRONMENT\"";
 
 /// What runs the row again.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
@@ -106,21 +107,25 @@ fn describe(spec: &EvaluationSpec, row: Row, provenance: Option<&Provenance>) ->
         arguments.push(format!("instruction={}", python_text(instruction)));
     }
     let driver = format!(
-        "import rlmesh; print(rlmesh.run(rlmesh.RemoteModel({}), rlmesh.RemoteEnv({}), {}))",
-        python_text(&serve_model.address),
-        python_text(&serve_env.address),
+        "import sys, rlmesh; print(rlmesh.run(rlmesh.RemoteModel(sys.argv[1]), rlmesh.RemoteEnv(sys.argv[2]), {}))",
         arguments.join(", ")
     );
-    let mut lines = vec!["set -e".to_owned(), "trap 'kill $(jobs -p) 2>/dev/null' EXIT".to_owned()];
+    // Whichever interpreter has the SDK for certain.
+    let python = shell_text(model.python.as_deref().or(environment.python.as_deref()).unwrap_or("python3"));
+    let free_port = "import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 0)); print(s.getsockname()[1])";
+    let mut lines = vec![
+        "set -e".to_owned(),
+        "trap 'kill $(jobs -p) 2>/dev/null' EXIT".to_owned(),
+        format!("free() {{ {python} -c {}; }}", shell_text(free_port)),
+        "MODEL=127.0.0.1:$(free) ENVIRONMENT=127.0.0.1:$(free)".to_owned(),
+    ];
     for served in [&serve_model, &serve_env] {
         if let Some(command) = &served.command {
             lines.push(format!("{command} &"));
             lines.push(wait_for(&served.address));
         }
     }
-    // Whichever interpreter has the SDK for certain.
-    let python = model.python.as_deref().or(environment.python.as_deref()).unwrap_or("python3");
-    lines.push(format!("{} -c {}", shell_text(python), shell_text(&driver)));
+    lines.push(format!("{python} -c {} {} {}", shell_text(&driver), serve_model.address, serve_env.address));
     Some(Reproduction {
         row: row.row,
         model: model.id.clone(),
@@ -159,6 +164,7 @@ enum Side<'a> {
 struct Served {
     /// None: it runs already.
     command: Option<String>,
+    /// As a word of the command.
     address: String,
 }
 
@@ -172,20 +178,19 @@ fn serve(side: Side<'_>, params: &Params) -> Option<Served> {
         }
     };
     if let Some(address) = address {
-        return Some(Served { command: None, address: address.clone() });
+        return Some(Served { command: None, address: shell_text(address) });
     }
     let params = Value::Object(params.clone()).to_string();
     let mut variables: Vec<(&str, String)> = env.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     variables.push(("RLMESH_MAKE_KWARGS", params));
     if let Some(entrypoint) = entrypoint {
-        variables.push(("RLMESH_ADDRESS", port.to_owned()));
         if let Some(path) = python_path {
             variables.push(("PYTHONPATH", path.clone()));
         }
         let variables = variables.iter().map(|(name, value)| format!("{name}={}", shell_text(value))).collect::<Vec<_>>().join(" ");
         let python = shell_text(python.as_deref().unwrap_or("python3"));
         return Some(Served {
-            command: Some(format!("{variables} {python} -m rlmesh.serve {flag}{}", shell_text(entrypoint))),
+            command: Some(format!("RLMESH_ADDRESS={port} {variables} {python} -m rlmesh.serve {flag}{}", shell_text(entrypoint))),
             address: port.to_owned(),
         });
     }
@@ -201,8 +206,7 @@ fn serve(side: Side<'_>, params: &Params) -> Option<Served> {
 
 /// An open port means that the model or environment is constructed.
 fn wait_for(address: &str) -> String {
-    let (host, port) = address.rsplit_once(':').unwrap_or((address, "0"));
-    format!("until (exec 3<>/dev/tcp/{host}/{port}) 2>/dev/null; do kill -0 $! || exit 1; sleep 0.2; done")
+    format!("address={address}; until (exec 3<>/dev/tcp/${{address/://}}) 2>/dev/null; do kill -0 $! || exit 1; sleep 0.2; done")
 }
 
 fn one_row_request(spec: &EvaluationSpec, model: &ModelDefinition, environment: &EnvironmentDefinition, task: &Task, row: Row) -> Value {

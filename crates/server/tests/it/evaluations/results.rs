@@ -184,6 +184,16 @@ async fn a_result_file_goes_out_and_comes_back() {
         let back = made.body["id"].as_str().unwrap().to_owned();
         let again = lab.server.post(&lab.token, "/v1/evaluations/imports", &file).await;
         assert_eq!((again.status, &again.body["id"]), (StatusCode::OK, &json!(back)));
+        let mut other = file.clone();
+        other["workloads"][0]["episodes"][0]["reward"] = json!(-7.0);
+        lab.server.post(&lab.token, "/v1/evaluations/imports", &other).await.refused("idempotency_mismatch");
+        let again: Value = serde_json::from_str(&export(&lab, back.parse().unwrap(), "result").await).unwrap();
+        for (there, here) in file["workloads"].as_array().unwrap().iter().zip(again["workloads"].as_array().unwrap()) {
+            for said in ["params", "seed", "successRule", "maxEpisodeSteps", "trialIndexBase", "executionHorizon"] {
+                assert_eq!(here["config"][said], there["config"][said], "{said}");
+            }
+        }
+        assert_eq!(again["workloads"][2]["config"]["successRule"], json!({"metric": "reward", "atLeast": 3.0}));
         let detail = lab.get(&format!("/v1/evaluations/{back}")).await;
         assert_eq!((&detail["name"], &detail["progress"]["completedEpisodes"]), (&json!("back"), &json!(11)));
         let values = |text: &str| {
@@ -260,6 +270,16 @@ async fn imported_models_pair_by_what_the_file_calls_their_episodes() {
     far["resultSetId"] = json!("far");
     far["workloads"][0]["episodes"][0]["index"] = json!(1_u64 << 40);
     lab.server.post(&lab.token, "/v1/evaluations/imports", &far).await.refused("invalid_request");
+}
+
+#[tokio::test]
+async fn nobodys_metadata_makes_an_evaluation_an_imported_one() {
+    let lab = Lab::start().await;
+    let mut marked = request("marked", 1);
+    marked["metadata"] = json!({"importedResultSet": "x"});
+    let id = lab.submit(&marked).await;
+    lab.play(id, deterministic).await;
+    lab.server.post(&lab.token, &format!("/v1/evaluations/{id}/extensions"), &json!({"episodes": 1})).await.ok();
 }
 
 #[tokio::test]

@@ -1,33 +1,37 @@
-use super::*;
+use futures::future::BoxFuture;
 use rlm_core::failure::FailureCode;
 use v1::component::Phase;
 
-/// Attempts at an address where nothing serves: their tasks wait, and the tests report what "happened".
+use super::*;
+use crate::executor::run::RunnerExit;
+use crate::runners::FromRunner;
+
+/// Attempts that last until they are asked to end; the tests report what "happened".
 struct Nowhere;
 
-impl Recipes for Nowhere {
-    fn attempt(&self, role: Role, lanes: u32, number: u32) -> Result<Attempt, Failure> {
+impl Place for Nowhere {
+    fn start(&self, role: Role, lanes: u32, attempt: u32, stop: Stop, news: mpsc::Sender<News>) -> Result<BoxFuture<'static, ()>, Failure> {
         if lanes == 99 {
             return Err(Failure::new(FailureCode::InvalidParams, "no such lanes"));
         }
-        Ok(Attempt {
-            name: role.name(),
-            number,
-            kind: role.kind(),
-            source: super::super::launch::Source::Address("unix:///nowhere/at/all".to_owned()),
-            socket: "/nowhere/socket".into(),
-            folder: "/".into(),
-            log: "/nowhere/log".into(),
-            startup_timeout: Duration::from_secs(3600),
-        })
+        Ok(Box::pin(async move {
+            stop.stop.cancelled().await;
+            drop(news.send(News { name: role.name(), attempt, happened: Happened::Ended { failure: None } }).await);
+        }))
+    }
+
+    fn runner(&self, _: Stop, _: mpsc::Sender<FromRunner>) -> BoxFuture<'static, RunnerExit> {
+        Box::pin(std::future::pending())
+    }
+
+    fn clean_up(&self, _: bool) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
     }
 }
 
 fn components() -> (Components<Nowhere>, mpsc::Receiver<News>) {
     let (news, inbox) = mpsc::channel(8);
-    let launcher = Launcher { exec_child: "/nowhere".into(), records: "/nowhere".into() };
-    let attempts = HashMap::from([("env-0-0".to_owned(), 3)]);
-    (Components::new(Nowhere, launcher, "here".to_owned(), attempts, news), inbox)
+    (Components::new(Arc::new(Nowhere), HashMap::from([("env-0-0".to_owned(), 3)]), news), inbox)
 }
 
 fn shown(messages: &[v1::Component]) -> Vec<(String, u32, Phase)> {
@@ -39,7 +43,7 @@ fn ended(name: &str, attempt: u32, code: FailureCode) -> News {
 }
 
 fn ready(name: &str, attempt: u32) -> News {
-    News { name: name.to_owned(), attempt, happened: Happened::Ready { address: "unix:///s".to_owned() } }
+    News { name: name.to_owned(), attempt, happened: Happened::Ready { address: "unix:///s".to_owned(), node: "here".to_owned() } }
 }
 
 const ENV: Role = Role::Environment { binding: 0, pod: 0 };

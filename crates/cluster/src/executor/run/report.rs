@@ -5,19 +5,19 @@ use rlm_api::cluster::v1::run_status::Phase;
 use rlm_core::evaluation::{Provenance, RunMetrics};
 use rlm_core::failure::Failure;
 
-use super::{Context, now_ms};
-use crate::spool::{NewRecord, RunEnd, RunKey};
+use crate::executor::now_ms;
+use crate::spool::{NewRecord, RunEnd, RunKey, Spool};
 
 /// A terminal status of a run without an actor.
-pub(super) async fn record_end(context: &Context, key: RunKey, record: NewRecord, end: RunEnd) {
-    if let Err(error) = context.spool.append_end(vec![record], key, end).await {
+pub async fn record_end(spool: &Spool, key: RunKey, record: NewRecord, end: RunEnd) {
+    if let Err(error) = spool.append_end(vec![record], key, end).await {
         tracing::error!(run = %key, %error, "the end of a run could not be stored");
     }
 }
 
 /// What a run's runners measured: each counts from its own start, and the run's metrics are those of all.
 #[derive(Debug, Default)]
-pub(super) struct Measured {
+pub struct Measured {
     before: RunMetrics,
     current: RunMetrics,
 }
@@ -37,7 +37,7 @@ impl Measured {
     }
 }
 
-pub(super) fn status(
+pub fn status(
     phase: Phase,
     cause: &str,
     message: &str,
@@ -57,7 +57,7 @@ pub(super) fn status(
 }
 
 /// What the runner found out, with what only the agent knows.
-pub(super) fn merge(ours: Provenance, runner: Provenance) -> Provenance {
+pub fn merge(ours: Provenance, runner: Provenance) -> Provenance {
     Provenance {
         checkpoint_digests: ours.checkpoint_digests,
         node: ours.node,

@@ -1,11 +1,14 @@
-//! One run: its actor. Everything that happens to the run passes through here in order; what must not be lost goes to the
-//! spool first, and the runner hears of it after the commit.
+//! One run: its actor, wherever its components are. Everything that happens to the run passes through here in order; what must
+//! not be lost goes to the spool first, and the runner hears of it after the commit.
 //!
 //! While an append waits for the spool, the runner's messages wait too (that is the back-pressure), and a cancel does not.
 
+pub mod components;
+pub mod policy;
+pub mod report;
 mod wind_up;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,18 +22,15 @@ use rlm_core::failure::{Failure, FailureCode};
 use rlm_core::rows;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::DropGuard;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
-use super::component::News;
-use super::components::{Components, Role};
-use super::launch;
-use super::policy::{After, RUNNER_STARTS, after_runner_exit};
-use super::recipes::RunRecipes;
-use super::report::{Measured, merge, record_end, status};
-use super::runner::{RunnerExit, RunnerHandle};
-use super::{Context, devices::Grant, now_ms};
-use crate::runners::FromRunner;
-use crate::spool::{NewRecord, Outcomes, RunEnd, RunKey, SpoolError};
+use self::components::{Components, News, Role, Stop};
+use self::policy::{After, RUNNER_STARTS, after_runner_exit};
+use self::report::{Measured, merge, record_end, status};
+use super::now_ms;
+use crate::runners::{FromRunner, Runners};
+use crate::spool::{NewRecord, Outcomes, RunEnd, RunKey, Spool, SpoolError};
 
 /// What is asked of a run from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,74 @@ pub struct Assignment {
     pub key: RunKey,
     pub spec: Arc<RunSpec>,
     pub rows: Vec<v1::RowBlock>,
+}
+
+/// What the actors of an agent share.
+#[derive(Clone)]
+pub struct Shared {
+    pub spool: Spool,
+    pub runners: Runners,
+    /// Whatever must have ended before the agent does.
+    pub tasks: TaskTracker,
+}
+
+/// Where the components of one run are: child processes, or pods.
+pub trait Place: Send + Sync + 'static {
+    /// Starts an attempt at a component. The future says once that it serves and once that it has ended, and ends then.
+    ///
+    /// # Errors
+    /// If nothing can be started.
+    fn start(&self, role: Role, lanes: u32, number: u32, stop: Stop, news: mpsc::Sender<News>) -> Result<BoxFuture<'static, ()>, Failure>;
+
+    /// Starts a runner and lets it, and no earlier one, attach to the run; the future ends once it has ended.
+    fn runner(&self, stop: Stop, messages: mpsc::Sender<FromRunner>) -> BoxFuture<'static, RunnerExit>;
+
+    /// The actor ends, and nothing of the run is left running; `over` says that the run is.
+    fn clean_up(&self, over: bool) -> BoxFuture<'static, ()>;
+}
+
+/// A run that may be started.
+pub struct Prepared<P> {
+    pub place: Arc<P>,
+    pub provenance: Provenance,
+    /// Highest attempt so far by component.
+    pub attempts: HashMap<String, u32>,
+}
+
+/// A runner that has ended.
+#[derive(Debug)]
+pub struct RunnerExit {
+    /// `exited with status 1`.
+    pub how: String,
+    pub log_lines: Vec<String>,
+}
+
+/// A running runner.
+struct RunnerHandle {
+    stop: Stop,
+    ended: CancellationToken,
+}
+
+impl RunnerHandle {
+    fn start<P: Place>(shared: &Shared, place: &P, messages: &mpsc::Sender<FromRunner>, exits: mpsc::Sender<RunnerExit>) -> Self {
+        let handle = Self { stop: Stop::default(), ended: CancellationToken::new() };
+        let (running, ended) = (place.runner(handle.stop.clone(), messages.clone()), handle.ended.clone());
+        shared.tasks.spawn(async move {
+            let exit = running.await;
+            ended.cancel();
+            // The actor may have gone.
+            let _ = exits.send(exit).await;
+        });
+        handle
+    }
+
+    /// Asks it to end. The tracker of the agent's tasks sees that it does.
+    fn end(&self, hurry: bool) {
+        if hurry {
+            self.stop.hurry.cancel();
+        }
+        self.stop.stop.cancel();
+    }
 }
 
 /// Processes of a binding and lanes of a process that a runner may ask for.
@@ -86,10 +154,11 @@ struct Stream {
     _guard: DropGuard,
 }
 
-struct Run {
-    context: Arc<Context>,
+struct Run<P> {
+    shared: Shared,
+    place: Arc<P>,
     assignment: Assignment,
-    components: Components<RunRecipes>,
+    components: Components<P>,
     provenance: Provenance,
     stream: Option<Stream>,
     runner: Option<RunnerHandle>,
@@ -111,24 +180,29 @@ struct Run {
 }
 
 /// Carries the run out. Returns when nothing of it is left running; what it came to is in the spool.
-pub async fn carry_out(context: Arc<Context>, assignment: Assignment, grant: Grant, mut asks: mpsc::Receiver<Ask>) {
+pub async fn carry_out<P: Place>(
+    shared: Shared,
+    assignment: Assignment,
+    preparing: impl Future<Output = Result<Prepared<P>, Failure>>,
+    mut asks: mpsc::Receiver<Ask>,
+) {
     let key = assignment.key;
     let (news, mut inbox) = mpsc::channel(32);
     let (to_actor, mut messages) = mpsc::channel(16);
     let (runner_exits, mut exits) = mpsc::channel(4);
-    let prepared = prepare(&context, &assignment, grant, news).await;
-    let (components, provenance) = match prepared {
+    let Prepared { place, provenance, attempts } = match preparing.await {
         Ok(prepared) => prepared,
         Err(failure) => {
             let status = status(Phase::Failed, "", "", now_ms(), Some(&failure), None);
-            record_end(&context, key, NewRecord::status(key, status), RunEnd::Failed).await;
+            record_end(&shared.spool, key, NewRecord::status(key, status), RunEnd::Failed).await;
             return;
         }
     };
     let mut run = Run {
-        context,
+        shared,
+        components: Components::new(Arc::clone(&place), attempts, news),
+        place,
         assignment,
-        components,
         provenance,
         stream: None,
         runner: None,
@@ -148,39 +222,7 @@ pub async fn carry_out(context: Arc<Context>, assignment: Assignment, grant: Gra
     run.wind_up(asked, &mut inbox, &mut messages, &mut exits).await;
 }
 
-/// Everything that can fail before anything is started.
-async fn prepare(
-    context: &Arc<Context>,
-    assignment: &Assignment,
-    grant: Grant,
-    news: mpsc::Sender<News>,
-) -> Result<(Components<RunRecipes>, Provenance), Failure> {
-    let spec = Arc::clone(&assignment.spec);
-    launch::check(&spec)?;
-    let model = spec.model.clone();
-    let read = tokio::task::spawn_blocking(move || launch::with_checkpoints(&model)).await;
-    let (model_params, checkpoint_digests) =
-        read.map_err(|error| Failure::new(FailureCode::AgentError, format!("the checkpoints could not be read: {error}")))??;
-    let log_folder = context.log_folder(assignment.key.run_id);
-    let attempts = super::logs::attempts(&log_folder);
-    let provenance = Provenance {
-        checkpoint_digests,
-        execution_horizon: Some(spec.model.execution_horizon),
-        prefetch_lead: Some(spec.model.prefetch_lead),
-        lanes: Some(spec.lanes),
-        node: Some(context.node.clone()),
-        gpu_product: context.gpu_product.clone().filter(|_| !grant.model.is_empty()),
-        gpu_driver: context.gpu_driver.clone().filter(|_| !grant.model.is_empty()),
-        agent_version: Some(context.version.to_owned()),
-        ..Provenance::default()
-    };
-    let recipes = RunRecipes { context: Arc::clone(context), spec, model_params, grant, log_folder };
-    recipes.make_folders().map_err(|error| Failure::new(FailureCode::AgentError, format!("the run's folder can't be made: {error}")))?;
-    let components = Components::new(recipes, context.launcher.clone(), context.node.clone(), attempts, news);
-    Ok((components, provenance))
-}
-
-impl Run {
+impl<P: Place> Run<P> {
     fn key(&self) -> RunKey {
         self.assignment.key
     }
@@ -254,7 +296,7 @@ impl Run {
     }
 
     fn append(&self, batch: Batch) -> Pending {
-        let (spool, key) = (self.context.spool.clone(), self.key());
+        let (spool, key) = (self.shared.spool.clone(), self.key());
         let append = async move {
             match batch.end {
                 None => spool.append(batch.records).await,
@@ -336,7 +378,7 @@ impl Run {
     }
 
     async fn outcomes(&self) -> Outcomes {
-        match self.context.spool.outcomes(self.key()).await {
+        match self.shared.spool.outcomes(self.key()).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 // Rows that are run twice keep their first outcome; rows that are not run would be lost.
@@ -544,7 +586,7 @@ impl Run {
 
     fn start_runner(&mut self) {
         self.runner_starts += 1;
-        self.runner = Some(RunnerHandle::start(&self.context, self.key(), &self.to_actor, self.runner_exits.clone()));
+        self.runner = Some(RunnerHandle::start(&self.shared, &*self.place, &self.to_actor, self.runner_exits.clone()));
     }
 
     fn on_runner_exit(&mut self, exit: RunnerExit) {

@@ -6,11 +6,11 @@ use rlm_api::cluster::v1::run_status::Phase;
 use rlm_api::cluster::v1::runner_message::Message;
 use tokio::sync::mpsc;
 
+use super::components::News;
+use super::report::{record_end, status};
 use super::{Ask, Run};
-use crate::executor::process::component::News;
-use crate::executor::process::now_ms;
-use crate::executor::process::report::{record_end, status};
-use crate::executor::process::runner::RunnerExit;
+use super::{Place, RunnerExit};
+use crate::executor::now_ms;
 use crate::runners::FromRunner;
 use crate::spool::{NewRecord, RunEnd};
 
@@ -21,7 +21,7 @@ const LAST_RESULTS: Duration = Duration::from_millis(350);
 const HURRY_LIMIT: Duration = Duration::from_secs(5);
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
-impl Run {
+impl<P: Place> Run<P> {
     /// Ends what runs, keeps the results that are still on their way, and says how the run ended if nobody did yet.
     pub(super) async fn wind_up(
         &mut self,
@@ -47,12 +47,12 @@ impl Run {
         let limit = if hurry { HURRY_LIMIT } else { STOP_LIMIT };
         self.components.end_all(hurry, limit, inbox).await;
         if let Some(runner) = &runner
-            && tokio::time::timeout(limit, runner.ended()).await.is_err()
+            && tokio::time::timeout(limit, runner.ended.cancelled()).await.is_err()
         {
             tracing::error!(run = %self.key(), "the runner does not end");
         }
         self.stream = None;
-        self.context.runners.forget(self.key().run_id, &self.to_actor);
+        self.shared.runners.forget(self.key().run_id, &self.to_actor);
         if let Some(ask) = asked {
             self.keep_results(results).await;
             let key = self.key();
@@ -60,16 +60,16 @@ impl Run {
                 Ask::Shutdown => {}
                 Ask::Cancel => {
                     let status = status(Phase::Cancelled, "", "", now_ms(), None, Some(&self.provenance));
-                    record_end(&self.context, key, NewRecord::status(key, status), RunEnd::Cancelled).await;
+                    record_end(&self.shared.spool, key, NewRecord::status(key, status), RunEnd::Cancelled).await;
                 }
                 Ask::Stop => {
-                    if let Err(error) = self.context.spool.end(key, RunEnd::Stopped).await {
+                    if let Err(error) = self.shared.spool.end(key, RunEnd::Stopped).await {
                         tracing::error!(run = %key, %error, "the end of a stopped run could not be stored");
                     }
                 }
             }
         }
-        self.components.recipes().remove_folders();
+        self.place.clean_up(asked != Some(Ask::Shutdown)).await;
     }
 
     /// What a runner that was told to stop still sends, until it has ended or its time is up.
@@ -100,7 +100,7 @@ impl Run {
         if records.is_empty() {
             return;
         }
-        let stored = tokio::time::timeout(Duration::from_secs(10), self.context.spool.append(records)).await;
+        let stored = tokio::time::timeout(Duration::from_secs(10), self.shared.spool.append(records)).await;
         if !matches!(stored, Ok(Ok(()))) {
             tracing::warn!(run = %self.key(), "results that were not acknowledged yet could not be stored; their rows are open");
         }

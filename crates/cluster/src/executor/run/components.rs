@@ -2,21 +2,91 @@
 //! and the restart policy. Starts attempts as tasks; talks to nobody.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rlm_api::cluster::v1;
-use rlm_core::failure::Failure;
+use rlm_core::failure::{Failure, FailureCode};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::child::Launcher;
-use super::classify::ComponentKind;
-use super::component::{self, Attempt, Happened, News, Stop};
+use tokio_util::sync::CancellationToken;
+
+use super::Place;
 use super::policy::{After, after_exit};
 
 /// The model's name; a local cell has one.
 pub const MODEL: &str = "model-0";
+
+/// What became of an attempt.
+#[derive(Debug)]
+pub enum Happened {
+    Ready {
+        address: String,
+        node: String,
+    },
+    /// Also with the last output of one that was asked to end. None: there was no process.
+    Ended {
+        failure: Option<Failure>,
+    },
+}
+
+/// An attempt's news.
+#[derive(Debug)]
+pub struct News {
+    pub name: String,
+    pub attempt: u32,
+    pub happened: Happened,
+}
+
+/// How an attempt is asked to end.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    pub stop: CancellationToken,
+    pub hurry: CancellationToken,
+}
+
+/// What a component is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComponentKind {
+    Model,
+    Environment,
+}
+
+impl ComponentKind {
+    #[must_use]
+    pub const fn noun(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Environment => "environment",
+        }
+    }
+
+    #[must_use]
+    pub const fn start_failed(self) -> FailureCode {
+        match self {
+            Self::Model => FailureCode::ModelStartFailed,
+            Self::Environment => FailureCode::EnvironmentStartFailed,
+        }
+    }
+
+    #[must_use]
+    pub const fn start_timeout(self) -> FailureCode {
+        match self {
+            Self::Model => FailureCode::ModelStartTimeout,
+            Self::Environment => FailureCode::EnvironmentStartTimeout,
+        }
+    }
+
+    #[must_use]
+    pub const fn crashed(self) -> FailureCode {
+        match self {
+            Self::Model => FailureCode::ModelCrashed,
+            Self::Environment => FailureCode::EnvironmentCrashed,
+        }
+    }
+}
 
 /// Which component.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,6 +133,8 @@ struct Component {
     role: Role,
     lanes: u32,
     attempt: u32,
+    /// Where the last attempt that served was.
+    node: String,
     state: State,
     /// How the last attempt ended by itself, or why there is none.
     failure: Option<Failure>,
@@ -70,16 +142,9 @@ struct Component {
     starts: u32,
 }
 
-/// Makes attempts: what to start for a role.
-pub trait Recipes: Send + Sync {
-    fn attempt(&self, role: Role, lanes: u32, number: u32) -> Result<Attempt, Failure>;
-}
-
 /// The components of one run.
-pub struct Components<R> {
-    recipes: R,
-    launcher: Launcher,
-    node: String,
+pub struct Components<P> {
+    place: Arc<P>,
     news: mpsc::Sender<News>,
     map: BTreeMap<String, Component>,
     /// Highest attempt of each name, also of those that are gone.
@@ -87,13 +152,9 @@ pub struct Components<R> {
     tasks: JoinSet<()>,
 }
 
-impl<R: Recipes> Components<R> {
-    pub fn new(recipes: R, launcher: Launcher, node: String, attempts: HashMap<String, u32>, news: mpsc::Sender<News>) -> Self {
-        Self { recipes, launcher, node, news, map: BTreeMap::new(), attempts, tasks: JoinSet::new() }
-    }
-
-    pub const fn recipes(&self) -> &R {
-        &self.recipes
+impl<P: Place> Components<P> {
+    pub fn new(place: Arc<P>, attempts: HashMap<String, u32>, news: mpsc::Sender<News>) -> Self {
+        Self { place, news, map: BTreeMap::new(), attempts, tasks: JoinSet::new() }
     }
 
     /// Starts the component unless it is there already; says where it stands.
@@ -113,7 +174,7 @@ impl<R: Recipes> Components<R> {
             }
             None => {
                 let attempt = self.attempts.get(&name).copied().unwrap_or(0);
-                let component = Component { role, lanes, attempt, state: State::Failed, failure: None, starts: 0 };
+                let component = Component { role, lanes, attempt, node: String::new(), state: State::Failed, failure: None, starts: 0 };
                 self.map.insert(name.clone(), component);
                 self.start(&name)
             }
@@ -127,11 +188,11 @@ impl<R: Recipes> Components<R> {
         component.attempt += 1;
         component.starts += 1;
         self.attempts.insert(name.to_owned(), component.attempt);
-        match self.recipes.attempt(component.role, component.lanes, component.attempt) {
+        let stop = Stop::default();
+        match self.place.start(component.role, component.lanes, component.attempt, stop.clone(), self.news.clone()) {
             Ok(attempt) => {
-                let stop = Stop::default();
-                component.state = State::Starting(stop.clone());
-                self.tasks.spawn(component::run(attempt, self.launcher.clone(), stop, self.news.clone()));
+                component.state = State::Starting(stop);
+                self.tasks.spawn(attempt);
             }
             Err(failure) => {
                 component.state = State::Failed;
@@ -151,7 +212,8 @@ impl<R: Recipes> Components<R> {
             return Vec::new();
         };
         match (news.happened, &mut component.state) {
-            (Happened::Ready { address }, State::Starting(stop)) => {
+            (Happened::Ready { address, node }, State::Starting(stop)) => {
+                component.node = node;
                 component.state = State::Ready(stop.clone(), address);
                 self.message(&news.name).into_iter().collect()
             }
@@ -303,7 +365,7 @@ impl<R: Recipes> Components<R> {
             phase: phase.into(),
             address: address.to_owned(),
             failure: component.failure.as_ref().map(v1::Failure::from),
-            node: self.node.clone(),
+            node: component.node.clone(),
         })
     }
 
