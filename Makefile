@@ -66,6 +66,7 @@ test: check build ## everything: lints, unit tests, examples, control plane, age
 .PHONY: generate
 generate: ## regenerate the request reference and other generated files
 	UPDATE=1 $(CARGO) test $(FLAGS) --workspace --test request_suite
+	UPDATE=1 $(CARGO) test $(FLAGS) --workspace --package rlm-cluster --lib crd::
 
 RELEASE_BIN := $(CARGO_TARGET_DIR)/release
 BENCH = RLMESH_TEST_BIN="$(RELEASE_BIN)" RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" \

@@ -5,6 +5,8 @@
 //! arguments, environment or logs.
 
 pub mod agent;
+pub mod controller;
+pub mod crd;
 pub mod executor;
 pub mod inventory;
 pub mod runners;
