@@ -46,7 +46,8 @@ pub fn programs() -> Option<(PathBuf, PathBuf)> {
 
 /// A program of the newest build of a tool.
 fn built(tool: &str, program: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+    let cache =
+        std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
     let folders = std::fs::read_dir(cache.join("rlmesh/tools")).ok()?;
     let candidates = folders.filter_map(Result::ok).filter(|folder| {
         let name = folder.file_name().to_string_lossy().into_owned();

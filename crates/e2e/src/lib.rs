@@ -6,6 +6,7 @@
 //! is a failure.
 
 pub mod apiserver;
+pub mod bed;
 pub mod cli;
 pub mod counter;
 pub mod faults;

@@ -1,4 +1,5 @@
 //! `RLMeshCache`: what the artifact cache holds. The agent writes its status; there is one object, `artifacts`.
+#![expect(clippy::duplicated_attributes, reason = "several columns have the same type")]
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -13,7 +13,7 @@ pub mod run;
 pub const GROUP: &str = "rlmesh.dev";
 
 /// What the API server has for a moment: RFC 3339, UTC, whole seconds.
-pub type Time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// One aspect of an object's state, as `kubectl wait --for=condition=...` reads it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]

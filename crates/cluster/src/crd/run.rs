@@ -44,13 +44,12 @@ pub const AGENT_MANAGER: &str = "rlmesh-cluster-agent";
 #[x_kube(validation = Rule::new("self.evaluationID == oldSelf.evaluationID").message("evaluationID can't be changed"))]
 #[x_kube(validation = Rule::new("self.mode == oldSelf.mode").message("mode can't be changed"))]
 #[x_kube(validation = Rule::new("self.generation >= oldSelf.generation").message("generation only grows"))]
-#[x_kube(validation = Rule::new("self.lanes == oldSelf.lanes").message("lanes can't be changed: they are part of the run"))]
 #[x_kube(validation = Rule::new("has(self.model) == has(oldSelf.model) && (!has(self.model) || self.model == oldSelf.model)").message("model can't be changed"))]
 #[x_kube(validation = Rule::new("has(self.environments) == has(oldSelf.environments) && (!has(self.environments) || self.environments == oldSelf.environments)").message("environments can't be changed"))]
 #[x_kube(validation = Rule::new("oldSelf.restarts.all(name, name in self.restarts && self.restarts[name] >= oldSelf.restarts[name])").message("restarts only grow"))]
 #[x_kube(validation = Rule::new("oldSelf.releasedAttempts.all(name, name in self.releasedAttempts && self.releasedAttempts[name] >= oldSelf.releasedAttempts[name])").message("releasedAttempts only grow"))]
 #[x_kube(validation = Rule::new("!oldSelf.cancel || self.cancel").message("a cancelled run stays cancelled"))]
-#[x_kube(validation = Rule::new("self.activeBindings.all(active, self.bindings.exists(binding, binding.index == active))").message("activeBindings must be listed in bindings"))]
+#[x_kube(validation = Rule::new("self.activeBindings.all(active, self.bindings.exists(binding, binding.index == active.index))").message("activeBindings must be listed in bindings"))]
 #[x_kube(validation = Rule::new("self.mode != 'evaluate' || (has(self.model) && has(self.environments))").message("a run of mode evaluate has a model and environments"))]
 #[x_kube(validation = Rule::new("self.mode != 'describe' || has(self.model) != has(self.environments)").message("a run of mode describe has either a model or environments"))]
 pub struct RLMeshRunSpec {
@@ -77,12 +76,8 @@ pub struct RLMeshRunSpec {
     /// activeBindings are the bindings that environment pods exist for now. When one comes back, `restarts` of its components
     /// are raised with it: an attempt is never made again.
     #[serde(default)]
-    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set"))]
-    pub active_bindings: Vec<u32>,
-    /// lanes is the number of environment lanes of each active binding; can't be changed.
-    #[serde(default = "one")]
-    #[schemars(range(min = 1, max = 4096))]
-    pub lanes: u32,
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["index"]))]
+    pub active_bindings: Vec<ActiveBinding>,
     /// restarts is the attempt that each component is at; one that is not named is at attempt 1. They only grow.
     #[serde(default)]
     #[schemars(schema_with = "attempts")]
@@ -256,10 +251,6 @@ pub struct Environments {
     /// shareModelGpu puts the pods on the model's node and shows them its GPUs.
     #[serde(default)]
     pub share_model_gpu: bool,
-    /// lanesPerPod is the number of environments in one pod.
-    #[serde(default = "one")]
-    #[schemars(range(min = 1, max = 4096))]
-    pub lanes_per_pod: u32,
 }
 
 /// What a pod needs of its node, as Kubernetes quantities.
@@ -315,6 +306,20 @@ pub struct Binding {
     #[serde(default = "no_params")]
     #[schemars(schema_with = "binding_params")]
     pub params: String,
+}
+
+/// A binding that environment pods exist for. How many there are is the runner's choice: it knows how many environments the
+/// servers take at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ActiveBinding {
+    pub index: u32,
+    /// pods is the number of environment pods.
+    #[schemars(range(min = 1, max = 256))]
+    pub pods: u32,
+    /// lanesPerPod is the number of environments in one pod; one that changes takes a new attempt of the pods.
+    #[schemars(range(min = 1, max = 4096))]
+    pub lanes_per_pod: u32,
 }
 
 /// What agent and controller know of the run.

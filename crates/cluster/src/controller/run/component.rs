@@ -83,9 +83,10 @@ pub fn wanted(run: &RLMeshRun) -> Vec<Attempt> {
         Mode::Describe => vec![Role::Describe],
         Mode::Evaluate => {
             let models = (0..spec.model.as_ref().map_or(0, |model| model.replicas)).map(|replica| Role::Model { replica });
-            let pods = spec.environments.as_ref().map_or(0, |environments| spec.lanes.div_ceil(environments.lanes_per_pod.max(1)));
-            let environments =
-                spec.active_bindings.iter().flat_map(|&binding| (0..pods).map(move |pod| Role::Environment { binding, pod }));
+            let environments = spec
+                .active_bindings
+                .iter()
+                .flat_map(|active| (0..active.pods).map(move |pod| Role::Environment { binding: active.index, pod }));
             models.chain(environments).chain([Role::Runner]).collect()
         }
     };

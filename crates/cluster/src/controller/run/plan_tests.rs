@@ -8,11 +8,15 @@ use serde_json::{Value, json};
 use super::*;
 use crate::controller::run::apply::{WriteError, Writes};
 use crate::controller::run::{pod, reconcile};
-use crate::crd::run::{RunPhase, RunStatus};
+use crate::crd::run::{ActiveBinding, RunPhase, RunStatus};
 
 fn fixture() -> (RLMeshRun, Settings) {
     let document: Value = serde_yaml_ng::from_str(include_str!("plan_fixture.yaml")).unwrap();
     (serde_json::from_value(document["run"].clone()).unwrap(), serde_json::from_value(document["settings"].clone()).unwrap())
+}
+
+fn two_pods(index: u32) -> ActiveBinding {
+    ActiveBinding { index, pods: 2, lanes_per_pod: 2 }
 }
 
 fn now() -> Timestamp {
@@ -123,7 +127,7 @@ fn the_model_is_started_as_on_a_local_cell() {
 #[test]
 fn environments_get_their_binding_and_may_share_the_models_gpu() {
     let (mut run, settings) = fixture();
-    run.spec.active_bindings = vec![1, 0];
+    run.spec.active_bindings = [1, 0].map(two_pods).to_vec();
     let plan = look(&run, &[], &settings);
     assert_eq!(created(&plan), ["model-0-1", "env-1-0-1", "env-1-1-1", "env-0-0-1", "env-0-1-1", "runner-1"]);
     let environment = named(&plan, "env-0-1");
@@ -377,12 +381,12 @@ fn happen(happening: &Happening, run: &mut RLMeshRun, settings: &Settings, fake:
             }
         }
         Happening::Bindings(active) => {
-            for binding in active.iter().filter(|binding| !run.spec.active_bindings.contains(binding)) {
+            for binding in active.iter().filter(|binding| !run.spec.active_bindings.iter().any(|active| active.index == **binding)) {
                 for pod in 0..2 {
                     *run.spec.restarts.entry(format!("env-{binding}-{pod}")).or_insert(1) += 1;
                 }
             }
-            run.spec.active_bindings.clone_from(active);
+            run.spec.active_bindings = active.iter().copied().map(two_pods).collect();
         }
         Happening::Serves(which) => {
             if let Some(name) = pick(&pods, *which) {
@@ -493,7 +497,8 @@ fn the_status_sums_up_and_keeps_its_times() {
     let status = run.status.clone().unwrap();
     assert_eq!((status.phase, status.pods_ready.as_deref()), (Some(RunPhase::Starting), Some("0/4")));
     assert_eq!(status.observed_generation, Some(3));
-    for name in fake.0.lock().unwrap().pods.clone().into_keys() {
+    let names: Vec<String> = fake.0.lock().unwrap().pods.keys().cloned().collect();
+    for name in names {
         fake.0.lock().unwrap().pods.get_mut(&name).unwrap().status = Some(container_state(true, json!({"running": {}})));
     }
     drive(&mut run, &settings, &fake, usize::MAX);

@@ -246,7 +246,9 @@ fn program_shape(program: &Program, noun: &str, settings: &Settings) -> Result<S
     }
     let resources = program.resources.clone();
     let mut env = program.env.clone();
-    let mut default = |name: &str, value: &str| drop(env.entry(name.to_owned()).or_insert_with(|| value.to_owned()));
+    let mut default = |name: &str, value: &str| {
+        env.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+    };
     default("PYTHONUNBUFFERED", "1");
     default("HOME", HOME);
     default("XDG_CACHE_HOME", &format!("{HOME}/.cache"));
@@ -405,6 +407,7 @@ fn cached(run: &RLMeshRun, name: &str, settings: &Settings) -> Result<(String, S
 }
 
 fn environment_shape(run: &RLMeshRun, environments: &Environments, binding: u32, settings: &Settings) -> Result<Shape, NoPod> {
+    let lanes = run.spec.active_bindings.iter().find(|active| active.index == binding).map_or(1, |active| active.lanes_per_pod);
     let Some(binding) = run.spec.bindings.iter().find(|known| known.index == binding) else {
         return no(Reason::InvalidDefinition, format!("binding {binding} is active and not listed"));
     };
@@ -412,7 +415,6 @@ fn environment_shape(run: &RLMeshRun, environments: &Environments, binding: u32,
     shape.command = serve(&environments.program, true);
     shape.startup = Some(startup(&environments.program, false));
     shape.sees_gpus = environments.share_model_gpu;
-    let lanes = environments.lanes_per_pod.min(run.spec.lanes);
     shape.env.insert("RLMESH_NUM_ENVS".to_owned(), lanes.to_string());
     // Many environment processes side by side: one thread each.
     shape.env.entry("OMP_NUM_THREADS".to_owned()).or_insert_with(|| "1".to_owned());

@@ -1,0 +1,90 @@
+//! The one bed that the tests of a program share: the one that is up already (`make bed`), or one of their own, which is
+//! ended when the program has ended, however it ends.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::Context as _;
+use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::{Bed, default_folder, missing};
+
+/// A bed with every image in its registry.
+pub struct Shared {
+    pub bed: Bed,
+    /// `host/repository@digest` by repository.
+    pub images: BTreeMap<String, String>,
+    calm: RwLock<()>,
+    /// Waits for the end of this program on the other end of a pipe.
+    _guard: Mutex<Option<Child>>,
+}
+
+impl Shared {
+    /// For a test that wants nothing to go wrong: those with faults wait.
+    pub async fn calm(&self) -> RwLockReadGuard<'_, ()> {
+        self.calm.read().await
+    }
+
+    /// For a test that makes something go wrong for everybody.
+    pub async fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.calm.write().await
+    }
+
+    /// An image that was pushed, the way a pod names it.
+    pub fn image(&self, repository: &str) -> anyhow::Result<&str> {
+        self.images.get(repository).map(String::as_str).with_context(|| format!("there is no image {repository}"))
+    }
+}
+
+/// None, and a line that says why, on a machine that can't have a bed.
+///
+/// # Panics
+/// Where `CI=true`: nothing is skipped there.
+#[expect(clippy::panic, reason = "a test that can't run on CI has failed")]
+pub async fn shared() -> anyhow::Result<Option<&'static Shared>> {
+    static SHARED: OnceCell<Shared> = OnceCell::const_new();
+    let why = match (missing(), std::env::var("RLMESH_BED_TOOLS"), crate::tools()) {
+        (None, Ok(tools), Some(ours)) => {
+            return SHARED.get_or_try_init(async || start(&tools, &ours.bin, &ours.root).await).await.map(Some);
+        }
+        (Some(why), _, _) => why,
+        (None, Err(_), _) => "RLMESH_BED_TOOLS is not set: `make test` sets it to what scripts/bed-tools.sh prints".to_owned(),
+        (None, Ok(_), None) => "the programs to test are not built".to_owned(),
+    };
+    if std::env::var("CI").is_ok_and(|value| value == "true") {
+        panic!("nothing is skipped on CI: {why}");
+    }
+    eprintln!("skipped, because {why}");
+    Ok(None)
+}
+
+async fn start(tools: &str, bin: &Path, root: &Path) -> anyhow::Result<Shared> {
+    let folder = default_folder();
+    let (bed, guard) = match Bed::attach(&folder) {
+        Ok(bed) => {
+            bed.api_ready().await.context("a bed is there that doesn't answer; end it by `make bed-down`")?;
+            (bed, None)
+        }
+        Err(_) => {
+            let program = bin.join("bed");
+            let bed = Bed::up(&folder, tools, &program).await?;
+            let guard = guard(&program, &folder, &bed.layout.id)?;
+            (bed, Some(guard))
+        }
+    };
+    let images = bed.publish(bin, root).await?;
+    Ok(Shared { bed, images, calm: RwLock::new(()), _guard: Mutex::new(guard) })
+}
+
+fn guard(program: &PathBuf, folder: &Path, id: &str) -> anyhow::Result<Child> {
+    Command::new(program)
+        .arg("--folder")
+        .arg(folder)
+        .args(["guard", id])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .with_context(|| format!("{} can't be started", program.display()))
+}
