@@ -52,10 +52,30 @@ format: ## format the code
 	$(CARGO) fmt
 
 TEST_ENV = RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" RLMESH_TEST_BIN="$(BIN)" \
-	RLMESH_TEST_VENV="$$(scripts/venv.sh scripts/python/requirements-test.txt)"
+	RLMESH_TEST_VENV="$$(scripts/venv.sh scripts/python/requirements-test.txt)" RLMESH_BED_TOOLS="$$(cat $(BED_TOOLS))"
+
+# Where each program of the test bed is; empty on a machine that can't have one, whose tests then say why they are skipped.
+BED_TOOLS := $(CACHE)/tools/bed
+
+.PHONY: bed-tools
+bed-tools: needs
+	@mkdir -p $(CACHE)/tools
+	@if [ "$$(id -u)" = 0 ]; then scripts/bed-tools.sh; fi >$(BED_TOOLS).new && mv $(BED_TOOLS).new $(BED_TOOLS)
+
+.PHONY: bed
+bed: build ## start a real Kubernetes of two nodes on this machine, without an uplink
+	$(BIN)/bed up
+
+.PHONY: bed-shell
+bed-shell: ## a shell inside it
+	$(BIN)/bed shell
+
+.PHONY: bed-down
+bed-down: ## end it
+	$(BIN)/bed down
 
 .PHONY: test
-test: check build ## everything: lints, unit tests, examples, control plane, agent, runner, whole installations, the demo
+test: check build bed-tools ## everything: lints, unit tests, examples, control plane, agent, runner, Kubernetes, whole installations, the demo
 	"$$(scripts/venv.sh scripts/python/requirements-test.txt)/bin/python" -m pytest -q -p no:cacheprovider examples/tests
 	$(TEST_ENV) $(CARGO) test $(FLAGS) --workspace
 	@if [ -x /usr/lib/postgresql/15/bin/initdb ]; then set -x; \

@@ -5,7 +5,8 @@ set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/rlmesh/tools"
-all=(kubernetes etcd registry crane coredns kube-router helm kwok)
+# What the bed itself runs; the other modules are built by name.
+all=(kubernetes etcd registry coredns kube-router)
 
 packages=()
 need() { # a file or command of it, Debian package
@@ -58,7 +59,7 @@ build() { # name
             rm -rf "$out.new"
             mkdir "$out.new"
             cd "$module"
-            CGO_ENABLED=0 nice -n "${BED_NICE:-10}" go build -trimpath -ldflags "$linker" -o "$out.new/" tool >&2
+            CGO_ENABLED=0 go build -trimpath -ldflags "$linker" -o "$out.new/" tool >&2
             # The module path of etcd's program ends in `server`.
             [ "$name" != etcd ] || mv "$out.new/server" "$out.new/etcd"
             mv "$out.new" "$out"

@@ -80,3 +80,58 @@ impl ServerCertVerifier for Verifier {
         self.algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio_rustls::rustls::ServerConfig;
+    use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+
+    #[test]
+    fn pins_are_whole_digests() {
+        assert!(CertificatePin::parse(&"0f".repeat(32)).is_ok());
+        for bad in ["", "0f", &"0f".repeat(33), &"xy".repeat(32)] {
+            assert!(CertificatePin::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_the_holder_of_the_certificate_is_spoken_to() {
+        let made = rcgen::generate_simple_self_signed(["agent".to_owned()]).unwrap();
+        let certificate = made.cert.der().clone();
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.clone()], key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let right: [u8; 32] = Sha256::digest(&certificate).into();
+        let mut wrong = right;
+        wrong[0] ^= 1;
+        for (pin, admitted) in [(right, true), (wrong, false)] {
+            let (client, server) = tokio::io::duplex(1 << 16);
+            let acceptor = acceptor.clone();
+            let serving = tokio::spawn(async move {
+                let mut stream = acceptor.accept(server).await?;
+                stream.write_all(b"hello").await
+            });
+            let connector = TlsConnector::from(CertificatePin(pin).client().unwrap());
+            let name = ServerName::try_from("10.96.0.20").unwrap();
+            let met = tokio::time::timeout(Duration::from_secs(20), connector.connect(name, client)).await.unwrap();
+            assert_eq!(met.is_ok(), admitted);
+            if let Ok(mut stream) = met {
+                let mut said = [0; 5];
+                stream.read_exact(&mut said).await.unwrap();
+                assert_eq!(&said, b"hello");
+            }
+            assert_eq!(serving.await.unwrap().is_ok(), admitted);
+        }
+    }
+}

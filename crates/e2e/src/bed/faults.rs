@@ -18,8 +18,10 @@ pub enum Link {
     Whole,
     /// Nothing passes.
     Cut,
-    /// Each packet takes so much longer, in both directions.
-    Slow(Duration),
+    /// So many kilobits a second, in both directions.
+    Slow {
+        kilobits: u32,
+    },
 }
 
 impl Bed {
@@ -59,8 +61,8 @@ impl Bed {
         let (gateway, inside) = match link {
             Link::Whole => (format!("ip link set {port} up\ntc qdisc del dev {port} root 2>/dev/null || true"), own.to_owned()),
             Link::Cut => (format!("ip link set {port} down"), own.to_owned()),
-            Link::Slow(by) => {
-                let slow = |port: &str| format!("tc qdisc replace dev {port} root netem delay {}us", by.as_micros());
+            Link::Slow { kilobits } => {
+                let slow = |port: &str| format!("tc qdisc replace dev {port} root tbf rate {kilobits}kbit burst 5kb latency 10s");
                 (slow(port), slow("eth0"))
             }
         };

@@ -15,6 +15,7 @@ pub mod leases;
 mod migrations;
 pub mod organizations;
 pub mod outcomes;
+mod positions;
 pub mod runs;
 pub mod sessions;
 pub mod users;

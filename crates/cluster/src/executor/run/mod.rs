@@ -4,11 +4,12 @@
 //! While an append waits for the spool, the runner's messages wait too (that is the back-pressure), and a cancel does not.
 
 pub mod components;
+mod place;
 pub mod policy;
 pub mod report;
 mod wind_up;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,15 +23,17 @@ use rlm_core::failure::{Failure, FailureCode};
 use rlm_core::rows;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::{CancellationToken, DropGuard};
-use tokio_util::task::TaskTracker;
+use tokio_util::sync::DropGuard;
 
-use self::components::{Components, News, Role, Stop};
+pub use self::place::{Place, Prepared, RunnerExit, Shared};
+
+use self::components::{Components, News, Role};
+use self::place::RunnerHandle;
 use self::policy::{After, RUNNER_STARTS, after_runner_exit};
 use self::report::{Measured, merge, record_end, status};
 use super::now_ms;
-use crate::runners::{FromRunner, Runners};
-use crate::spool::{NewRecord, Outcomes, RunEnd, RunKey, Spool, SpoolError};
+use crate::runners::FromRunner;
+use crate::spool::{NewRecord, Outcomes, RunEnd, RunKey, SpoolError};
 
 /// What is asked of a run from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,74 +52,6 @@ pub struct Assignment {
     pub key: RunKey,
     pub spec: Arc<RunSpec>,
     pub rows: Vec<v1::RowBlock>,
-}
-
-/// What the actors of an agent share.
-#[derive(Clone)]
-pub struct Shared {
-    pub spool: Spool,
-    pub runners: Runners,
-    /// Whatever must have ended before the agent does.
-    pub tasks: TaskTracker,
-}
-
-/// Where the components of one run are: child processes, or pods.
-pub trait Place: Send + Sync + 'static {
-    /// Starts an attempt at a component. The future says once that it serves and once that it has ended, and ends then.
-    ///
-    /// # Errors
-    /// If nothing can be started.
-    fn start(&self, role: Role, lanes: u32, number: u32, stop: Stop, news: mpsc::Sender<News>) -> Result<BoxFuture<'static, ()>, Failure>;
-
-    /// Starts a runner and lets it, and no earlier one, attach to the run; the future ends once it has ended.
-    fn runner(&self, stop: Stop, messages: mpsc::Sender<FromRunner>) -> BoxFuture<'static, RunnerExit>;
-
-    /// The actor ends, and nothing of the run is left running; `over` says that the run is.
-    fn clean_up(&self, over: bool) -> BoxFuture<'static, ()>;
-}
-
-/// A run that may be started.
-pub struct Prepared<P> {
-    pub place: Arc<P>,
-    pub provenance: Provenance,
-    /// Highest attempt so far by component.
-    pub attempts: HashMap<String, u32>,
-}
-
-/// A runner that has ended.
-#[derive(Debug)]
-pub struct RunnerExit {
-    /// `exited with status 1`.
-    pub how: String,
-    pub log_lines: Vec<String>,
-}
-
-/// A running runner.
-struct RunnerHandle {
-    stop: Stop,
-    ended: CancellationToken,
-}
-
-impl RunnerHandle {
-    fn start<P: Place>(shared: &Shared, place: &P, messages: &mpsc::Sender<FromRunner>, exits: mpsc::Sender<RunnerExit>) -> Self {
-        let handle = Self { stop: Stop::default(), ended: CancellationToken::new() };
-        let (running, ended) = (place.runner(handle.stop.clone(), messages.clone()), handle.ended.clone());
-        shared.tasks.spawn(async move {
-            let exit = running.await;
-            ended.cancel();
-            // The actor may have gone.
-            let _ = exits.send(exit).await;
-        });
-        handle
-    }
-
-    /// Asks it to end. The tracker of the agent's tasks sees that it does.
-    fn end(&self, hurry: bool) {
-        if hurry {
-            self.stop.hurry.cancel();
-        }
-        self.stop.stop.cancel();
-    }
 }
 
 /// Processes of a binding and lanes of a process that a runner may ask for.
