@@ -86,7 +86,7 @@ test: check build bed-tools ## everything: lints, unit tests, examples, control 
 .PHONY: generate
 generate: ## regenerate the request reference and other generated files
 	UPDATE=1 $(CARGO) test $(FLAGS) --workspace --test request_suite
-	UPDATE=1 $(CARGO) test $(FLAGS) --workspace --package rlm-cluster --lib crd::
+	UPDATE=1 $(CARGO) test $(FLAGS) --workspace --lib crd::
 
 RELEASE_BIN := $(CARGO_TARGET_DIR)/release
 BENCH = RLMESH_TEST_BIN="$(RELEASE_BIN)" RLMESH_TEST_PYTHON="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" \

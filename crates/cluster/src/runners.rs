@@ -1,4 +1,4 @@
-//! The runners' way in: `RunnerService` on a unix socket. Checks who attaches and hands each message to the run's actor;
+//! The runners' way in: `RunnerService` on a unix socket, or over TLS for pods. Checks who attaches and hands each message to the run's actor;
 //! decides nothing about a run.
 //!
 //! A stream's messages reach the actor in order over a bounded channel, so a runner that is faster than the spool waits.
@@ -20,6 +20,7 @@ use subtle::ConstantTimeEq as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::transport::{Identity, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
 /// Commands that wait for a runner. One that does not take them is taken for stuck.
@@ -65,8 +66,22 @@ pub enum FromRunner {
     },
 }
 
+/// Says which pod a token was made for.
+#[tonic::async_trait]
+pub trait Reviewer: Send + Sync {
+    async fn pod_of(&self, token: &str) -> Result<String, Status>;
+}
+
+/// Who may attach.
+enum Expected {
+    /// Whoever has the token of this SHA-256.
+    Token([u8; 32]),
+    /// The pod of this name.
+    Pod(String),
+}
+
 struct Registration {
-    token: [u8; 32],
+    expected: Expected,
     messages: mpsc::Sender<FromRunner>,
 }
 
@@ -75,13 +90,28 @@ struct Registration {
 pub struct Runners {
     runs: Arc<Mutex<HashMap<RunId, Registration>>>,
     streams: Arc<AtomicU64>,
+    reviewer: Option<Arc<dyn Reviewer>>,
 }
 
 impl Runners {
     /// From now on `token` alone attaches to this run.
     pub fn register(&self, run: RunId, token: &RunnerToken, messages: mpsc::Sender<FromRunner>) {
-        let registration = Registration { token: token.digest(), messages };
-        self.runs.lock().unwrap_or_else(PoisonError::into_inner).insert(run, registration);
+        self.expect(run, Expected::Token(token.digest()), messages);
+    }
+
+    /// From now on the pod of this name alone attaches to this run.
+    pub fn register_pod(&self, run: RunId, pod: String, messages: mpsc::Sender<FromRunner>) {
+        self.expect(run, Expected::Pod(pod), messages);
+    }
+
+    fn expect(&self, run: RunId, expected: Expected, messages: mpsc::Sender<FromRunner>) {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).insert(run, Registration { expected, messages });
+    }
+
+    /// Runners that show a service account's token, which this reviewer knows.
+    #[must_use]
+    pub fn reviewed_by(reviewer: Arc<dyn Reviewer>) -> Self {
+        Self { reviewer: Some(reviewer), ..Self::default() }
     }
 
     /// Nobody attaches to this run any more, unless another actor registered it since.
@@ -92,13 +122,35 @@ impl Runners {
         }
     }
 
-    fn admit(&self, attach: &v1::Attach) -> Result<mpsc::Sender<FromRunner>, Status> {
+    async fn admit(&self, attach: &v1::Attach) -> Result<mpsc::Sender<FromRunner>, Status> {
         let refused = || Status::unauthenticated(format!("no runner of run '{}' is expected with this token", attach.run_id));
         let run: RunId = attach.run_id.parse().map_err(|_| refused())?;
         let given: [u8; 32] = Sha256::digest(attach.token.as_bytes()).into();
+        let pod = match &self.reviewer {
+            Some(reviewer) => Some(reviewer.pod_of(&attach.token).await?),
+            None => None,
+        };
         let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         let registration = runs.get(&run).ok_or_else(refused)?;
-        if bool::from(registration.token.ct_eq(&given)) { Ok(registration.messages.clone()) } else { Err(refused()) }
+        let admitted = match (&registration.expected, pod) {
+            (Expected::Token(token), None) => bool::from(token.ct_eq(&given)),
+            (Expected::Pod(expected), Some(pod)) => *expected == pod,
+            (Expected::Token(_), Some(_)) | (Expected::Pod(_), None) => false,
+        };
+        if admitted { Ok(registration.messages.clone()) } else { Err(refused()) }
+    }
+
+    /// Serves over TLS until `stop` is cancelled.
+    pub async fn serve_tls(self, listener: tokio::net::TcpListener, identity: Identity, stop: CancellationToken) -> anyhow::Result<()> {
+        let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+        tonic::transport::Server::builder()
+            .tls_config(ServerTlsConfig::new().identity(identity))
+            .context("the runners' TLS can't be set up")?
+            .http2_keepalive_interval(Some(Duration::from_secs(30)))
+            .add_service(RunnerServiceServer::new(self).max_decoding_message_size(4 << 20))
+            .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+            .await
+            .context("the runners' port failed")
     }
 
     /// Serves on the socket until `stop` is cancelled.
@@ -125,7 +177,7 @@ impl RunnerService for Runners {
         let Some(v1::runner_message::Message::Attach(attach)) = first.and_then(|first| first.message) else {
             return Err(Status::invalid_argument("the first message must be `attach`"));
         };
-        let messages = self.admit(&attach)?;
+        let messages = self.admit(&attach).await?;
         let stream = self.streams.fetch_add(1, Ordering::Relaxed) + 1;
         let (commands, outgoing) = mpsc::channel(COMMANDS);
         let gone = || Status::unavailable("the run has ended");

@@ -56,7 +56,6 @@ impl<'a> Lab<'a> {
         std::fs::write(&kubeconfig, as_account(Path::new(&space.bed.layout.kubeconfig("admin")), token.trim())?)?;
         let settings = json!({
             "namespace": space.name,
-            "agent": {"address": "10.96.0.250:7443", "publicKey": "0".repeat(64)},
             "runnerImage": shared.image("rlmesh/rlmesh-runner")?,
             "podSecurity": {"runAsUser": 65532, "fsGroup": 65532},
             "runs": {"imagePullSecrets": [PULL_SECRET]},
@@ -89,6 +88,7 @@ impl<'a> Lab<'a> {
                 "evaluationID": "eval_01j0000000000000000000000b",
                 "generation": 1,
                 "mode": "evaluate",
+                "agent": {"address": "10.96.0.250:7443", "certificateSha256": "0".repeat(64)},
                 "model": {"image": self.shared.image("user/quickstart-model")?, "entrypoint": "policies:Balancer"},
                 "environments": {"image": self.shared.image("user/quickstart-env")?, "entrypoint": "envs:CartPole"},
                 "bindings": [{"index": 0}],

@@ -23,10 +23,12 @@ use self::backoff::Backoff;
 use self::connect::{Refusal, Server};
 use self::health::Health;
 use self::join::Joiner;
-use self::options::Options;
+use self::options::{ExecutorKind, Options};
 use self::session::{End, Setup, follow, open};
 use self::state_dir::StateDir;
+use crate::crd::run::AgentEndpoint;
 use crate::executor::Executor;
+use crate::executor::kubernetes::{self, KubernetesExecutor};
 use crate::executor::process::{self, ProcessExecutor};
 use crate::inventory;
 use crate::runners::Runners;
@@ -39,30 +41,12 @@ pub async fn run(options: Options, admin: rlm_process::Admin, stop: Cancellation
     let state = Arc::new(StateDir::open(&options.state)?);
     let health = Health::new(admin);
     let spool = Spool::open(state.path(), spool::Options { quota_bytes: options.spool_bytes, ..spool::Options::default() })?;
-    let runners = Runners::default();
-    let sockets = SocketFolder::make(state.path())?;
-    let executor = ProcessExecutor::new(
-        process::Options {
-            state: state.path().to_owned(),
-            sockets: sockets.path.clone(),
-            exec_child: PathBuf::from("/proc/self/exe"),
-            runner: options.runner()?,
-            python: options.python.clone(),
-            cuda_devices: options.cuda_devices.unwrap_or_else(inventory::cuda_devices),
-            max_runs: options.max_runs,
-            node: inventory::node_name(),
-            version: env!("CARGO_PKG_VERSION"),
-        },
-        spool.clone(),
-        runners.clone(),
-    )?;
-    let serving = tokio::spawn({
-        let socket = executor.runner_socket();
-        async move { runners.serve(&socket, CancellationToken::new()).await }
-    });
-    executor.resume().await?;
-    let versions = v1::Versions { agent: env!("CARGO_PKG_VERSION").to_owned(), chart: String::new(), kubernetes: String::new() };
     let mut parts = tokio::task::JoinSet::new();
+    let Started { executor, serving, _sockets } = match options.executor {
+        ExecutorKind::Process => on_this_machine(&options, &state, &spool, &mut parts, &stop).await?,
+        ExecutorKind::Kubernetes => on_the_cluster(&options, &state, &spool).await?,
+    };
+    let versions = v1::Versions { agent: env!("CARGO_PKG_VERSION").to_owned(), chart: String::new(), kubernetes: String::new() };
     let joined = Arc::new(Notify::new());
     if let Some(token_file) = options.join_token_file.clone() {
         let joiner = Joiner {
@@ -81,7 +65,7 @@ pub async fn run(options: Options, admin: rlm_process::Admin, stop: Cancellation
     }
     let (announce, credential) = watch::channel(None);
     let watcher = CredentialWatcher {
-        path: state.credentials_path(),
+        path: options.credential_file.clone().unwrap_or_else(|| state.credentials_path()),
         announce,
         poll: options.poll(),
         joined,
@@ -89,14 +73,10 @@ pub async fn run(options: Options, admin: rlm_process::Admin, stop: Cancellation
         stop: stop.clone(),
     };
     parts.spawn(watcher.run());
-    parts.spawn({
-        let (executor, stop) = (executor.clone(), stop.clone());
-        async move { executor.prune_logs(stop).await }
-    });
     let setup = Setup {
         server,
         spool,
-        executor: Arc::new(executor.clone()),
+        executor: Arc::clone(&executor),
         state,
         health,
         versions,
@@ -121,6 +101,75 @@ pub async fn run(options: Options, admin: rlm_process::Admin, stop: Cancellation
     }
     while parts.join_next().await.is_some() {}
     Ok(())
+}
+
+/// An executor, and what serves its runners.
+struct Started {
+    executor: Arc<dyn Executor>,
+    serving: tokio::task::JoinHandle<anyhow::Result<()>>,
+    /// Goes with the agent.
+    _sockets: Option<SocketFolder>,
+}
+
+async fn on_this_machine(
+    options: &Options,
+    state: &Arc<StateDir>,
+    spool: &Spool,
+    parts: &mut tokio::task::JoinSet<()>,
+    stop: &CancellationToken,
+) -> anyhow::Result<Started> {
+    let runners = Runners::default();
+    let sockets = SocketFolder::make(state.path())?;
+    let executor = ProcessExecutor::new(
+        process::Options {
+            state: state.path().to_owned(),
+            sockets: sockets.path.clone(),
+            exec_child: PathBuf::from("/proc/self/exe"),
+            runner: options.runner()?,
+            python: options.python.clone(),
+            cuda_devices: options.cuda_devices.unwrap_or_else(inventory::cuda_devices),
+            max_runs: options.max_runs,
+            node: inventory::node_name(),
+            version: env!("CARGO_PKG_VERSION"),
+        },
+        spool.clone(),
+        runners.clone(),
+    )?;
+    let serving = tokio::spawn({
+        let socket = executor.runner_socket();
+        async move { runners.serve(&socket, CancellationToken::new()).await }
+    });
+    executor.resume().await?;
+    parts.spawn({
+        let (executor, stop) = (executor.clone(), stop.clone());
+        async move { executor.prune_logs(stop).await }
+    });
+    Ok(Started { executor: Arc::new(executor), serving, _sockets: Some(sockets) })
+}
+
+async fn on_the_cluster(options: &Options, state: &Arc<StateDir>, spool: &Spool) -> anyhow::Result<Started> {
+    let client = kube::Client::try_default().await.context("how to reach the Kubernetes API is not known")?;
+    let certificate = state.runner_certificate()?;
+    let listener = tokio::net::TcpListener::bind(options.runner_listen)
+        .await
+        .with_context(|| format!("runners can't be listened for on {}", options.runner_listen))?;
+    let address = options.runner_address.clone().context("--runner-address is needed with --executor kubernetes")?;
+    let runners = Runners::reviewed_by(Arc::new(kubernetes::TokenReviewer::new(client.clone(), &options.runs_namespace)));
+    let executor = KubernetesExecutor::new(
+        &client,
+        kubernetes::Options {
+            namespace: options.runs_namespace.clone(),
+            endpoint: AgentEndpoint { address, certificate_sha256: certificate.sha256.clone() },
+            max_runs: options.max_runs,
+            version: env!("CARGO_PKG_VERSION"),
+        },
+        spool.clone(),
+        runners.clone(),
+    );
+    let identity = tonic::transport::Identity::from_pem(&certificate.certificate, &certificate.key);
+    let serving = tokio::spawn(runners.serve_tls(listener, identity, CancellationToken::new()));
+    executor.resume().await?;
+    Ok(Started { executor: Arc::new(executor), serving, _sockets: None })
 }
 
 /// Keeps a session open, from the first credential on.

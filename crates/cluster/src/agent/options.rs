@@ -12,6 +12,8 @@ use rlm_process::LogFormat;
 pub enum ExecutorKind {
     /// Child processes of the agent, on this machine.
     Process,
+    /// Pods of the cluster that the agent runs in.
+    Kubernetes,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -25,6 +27,18 @@ pub struct Options {
     /// Where runs happen
     #[arg(long, value_enum, default_value = "process")]
     pub executor: ExecutorKind,
+    /// Namespace of runs, with --executor kubernetes
+    #[arg(long, default_value = "rlmesh-runs")]
+    pub runs_namespace: String,
+    /// Where runners' pods are listened for, with --executor kubernetes
+    #[arg(long, default_value = "0.0.0.0:7443")]
+    pub runner_listen: SocketAddr,
+    /// host:port by which runners' pods reach this agent: an address of the cluster, not a name
+    #[arg(long, required_if_eq("executor", "kubernetes"))]
+    pub runner_address: Option<String>,
+    /// File with the control credential, which is followed, in place of the one that joining stores
+    #[arg(long)]
+    pub credential_file: Option<PathBuf>,
     /// File with the join token, which is followed, or /dev/stdin, which is read once; not needed once joined
     #[arg(long)]
     pub join_token_file: Option<PathBuf>,
@@ -37,7 +51,7 @@ pub struct Options {
     /// CUDA devices to hand out [default: as many as /dev/nvidia0, /dev/nvidia1, ...]
     #[arg(long)]
     pub cuda_devices: Option<u32>,
-    /// Runs at once
+    /// Runs at once; with --executor kubernetes 0 sets no limit
     #[arg(long, default_value_t = 2)]
     pub max_runs: usize,
     /// Bytes that the spool may use

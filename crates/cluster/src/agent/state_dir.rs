@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 const CREDENTIALS: &str = "credentials.json";
 const JOIN: &str = "join.json";
+const RUNNER_CERTIFICATE: &str = "runner-certificate.json";
 
 /// The folder, locked.
 #[derive(Debug)]
@@ -141,13 +142,65 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<Opti
     }
 }
 
-/// Reads the credentials file for whoever watches it; its digest tells one content from another.
+/// The certificate that runners' pods know the agent by. Made once: pods that run have its digest in their specification.
+pub struct RunnerCertificate {
+    /// PEM.
+    pub certificate: String,
+    /// PEM.
+    pub key: String,
+    /// Of the certificate as DER.
+    pub sha256: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredCertificate {
+    certificate: String,
+    key: String,
+    sha256: String,
+}
+
+impl StateDir {
+    /// The one that is kept, or a new one, kept before it is returned.
+    pub fn runner_certificate(&self) -> anyhow::Result<RunnerCertificate> {
+        let kept: Option<StoredCertificate> = read_json(&self.path.join(RUNNER_CERTIFICATE))?;
+        let stored = match kept {
+            Some(kept) => kept,
+            None => {
+                let made = rcgen::generate_simple_self_signed(["rlmesh-cluster-agent".to_owned()])
+                    .context("a certificate for the runners' port can't be made")?;
+                let stored = StoredCertificate {
+                    certificate: made.cert.pem(),
+                    key: made.signing_key.serialize_pem(),
+                    sha256: hex::encode(Sha256::digest(made.cert.der())),
+                };
+                self.write(RUNNER_CERTIFICATE, &serde_json::to_vec(&stored)?)?;
+                stored
+            }
+        };
+        let StoredCertificate { certificate, key, sha256 } = stored;
+        Ok(RunnerCertificate { certificate, key, sha256 })
+    }
+}
+
+/// Reads the credentials file for whoever watches it; its digest tells one content from another. A file with a control
+/// credential alone, as a cluster's Secret has it, is one too.
 pub fn read_credentials(path: &Path) -> anyhow::Result<Option<([u8; 32], Credentials)>> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("{} can't be read", path.display())),
     };
+    if let Some(secret) = std::str::from_utf8(&bytes).ok().map(str::trim).filter(|text| text.starts_with("rlm_cc_")) {
+        let control = StoredCredential { purpose: "control".to_owned(), id: String::new(), secret: secret.to_owned() };
+        let credentials = Credentials {
+            cluster_id: String::new(),
+            credentials: vec![control],
+            docker_config_json: String::new(),
+            token_sha256: String::new(),
+        };
+        return Ok(Some((Sha256::digest(&bytes).into(), credentials)));
+    }
     let credentials = serde_json::from_slice(&bytes).with_context(|| format!("{} is damaged", path.display()))?;
     Ok(Some((Sha256::digest(&bytes).into(), credentials)))
 }

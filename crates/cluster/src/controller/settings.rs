@@ -12,7 +12,6 @@ use serde::Deserialize;
 pub struct Settings {
     /// Namespace of runs and their pods.
     pub namespace: String,
-    pub agent: Agent,
     /// `host:port` of the egress proxy, as a cluster IP: run pods have no DNS. None: pods are told of no proxy.
     #[serde(default)]
     pub egress_proxy: Option<String>,
@@ -41,15 +40,6 @@ pub struct Settings {
 
 fn default_service_account() -> String {
     "default".to_owned()
-}
-
-/// Where runners report to, and the key that they pin.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Agent {
-    /// `host:port`.
-    pub address: String,
-    pub public_key: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -113,7 +103,7 @@ mod tests {
     use super::*;
 
     fn settings(more: &str) -> Result<Settings, serde_yaml_ng::Error> {
-        let start = "namespace: n\nagent: {address: '10.0.0.1:7443', publicKey: k}\nrunnerImage: r/runner\n";
+        let start = "namespace: n\nrunnerImage: r/runner\n";
         serde_yaml_ng::from_str(&format!("{start}{more}"))
     }
 

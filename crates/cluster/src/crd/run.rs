@@ -50,7 +50,7 @@ pub const AGENT_MANAGER: &str = "rlmesh-cluster-agent";
 #[x_kube(validation = Rule::new("oldSelf.releasedAttempts.all(name, name in self.releasedAttempts && self.releasedAttempts[name] >= oldSelf.releasedAttempts[name])").message("releasedAttempts only grow"))]
 #[x_kube(validation = Rule::new("!oldSelf.cancel || self.cancel").message("a cancelled run stays cancelled"))]
 #[x_kube(validation = Rule::new("self.activeBindings.all(active, self.bindings.exists(binding, binding.index == active.index))").message("activeBindings must be listed in bindings"))]
-#[x_kube(validation = Rule::new("self.mode != 'evaluate' || (has(self.model) && has(self.environments))").message("a run of mode evaluate has a model and environments"))]
+#[x_kube(validation = Rule::new("self.mode != 'evaluate' || (has(self.agent) && has(self.model) && has(self.environments))").message("a run of mode evaluate has an agent, a model and environments"))]
 #[x_kube(validation = Rule::new("self.mode != 'describe' || has(self.model) != has(self.environments)").message("a run of mode describe has either a model or environments"))]
 pub struct RLMeshRunSpec {
     /// evaluationID is the evaluation that this run is a part of; required, can't be changed.
@@ -62,6 +62,9 @@ pub struct RLMeshRunSpec {
     pub generation: u64,
     /// mode is what is done: the evaluation, or one image's describe document.
     pub mode: Mode,
+    /// agent is where the runner reports to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentEndpoint>,
     /// model is what is evaluated; can't be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<Model>,
@@ -306,6 +309,18 @@ pub struct Binding {
     #[serde(default = "no_params")]
     #[schemars(schema_with = "binding_params")]
     pub params: String,
+}
+
+/// Where runners report to, and the certificate that they take for the agent's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentEndpoint {
+    /// address is `host:port`, by a cluster IP: run pods have no DNS.
+    #[schemars(length(min = 1, max = 256))]
+    pub address: String,
+    /// certificateSha256 is the SHA-256 of the agent's certificate (DER).
+    #[schemars(regex(pattern = r"^[0-9a-f]{64}$"), length(max = 64))]
+    pub certificate_sha256: String,
 }
 
 /// A binding that environment pods exist for. How many there are is the runner's choice: it knows how many environments the

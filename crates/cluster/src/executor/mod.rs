@@ -1,5 +1,7 @@
-//! Where runs happen. The session knows this boundary and nothing behind it: child processes on a local cell.
+//! Where runs happen. The session knows this boundary and nothing behind it: child processes on a local cell, pods on a
+//! cluster.
 
+pub mod kubernetes;
 pub mod process;
 mod run;
 mod runs;

@@ -11,6 +11,11 @@ use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{Bed, default_folder, missing};
 
+/// A file in the folder of a bed that ends with the program which started it.
+const OWNED: &str = "owned";
+/// How long such a bed is waited for.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(90);
+
 /// A bed with every image in its registry.
 pub struct Shared {
     pub bed: Bed,
@@ -62,7 +67,11 @@ pub async fn shared() -> anyhow::Result<Option<&'static Shared>> {
 
 async fn start(tools: &str, bin: &Path, root: &Path) -> anyhow::Result<Shared> {
     let folder = default_folder();
-    let (bed, guard) = match Bed::attach(&folder) {
+    // A bed of another program goes with it, maybe at this moment. One that outlived its guard is cleared away by the start.
+    let owned = folder.join(OWNED);
+    let gone = crate::wait_for("the bed of another program to go", PATIENCE, async || Ok((!owned.exists()).then_some(()))).await;
+    let found = if gone.is_ok() { Bed::attach(&folder) } else { Err(anyhow::anyhow!("its owner is gone")) };
+    let (bed, guard) = match found {
         Ok(bed) => {
             bed.api_ready().await.context("a bed is there that doesn't answer; end it by `make bed-down`")?;
             (bed, None)
@@ -70,6 +79,7 @@ async fn start(tools: &str, bin: &Path, root: &Path) -> anyhow::Result<Shared> {
         Err(_) => {
             let program = bin.join("bed");
             let bed = Bed::up(&folder, tools, &program).await?;
+            std::fs::write(&owned, b"")?;
             let guard = guard(&program, &folder, &bed.layout.id)?;
             (bed, Some(guard))
         }

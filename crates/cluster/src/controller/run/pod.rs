@@ -80,7 +80,7 @@ pub fn build(run: &RLMeshRun, attempt: Attempt, settings: &Settings) -> Result<P
             Some(environments) => environment_shape(run, environments, binding, settings)?,
             None => return no(Reason::InvalidDefinition, "the run has no environments"),
         },
-        Role::Runner => runner_shape(name, settings),
+        Role::Runner => runner_shape(run, name, settings)?,
         Role::Describe => describe_shape(run, settings)?,
     };
     let mut spec = pod_spec(settings, &shape);
@@ -442,7 +442,8 @@ fn describe_shape(run: &RLMeshRun, settings: &Settings) -> Result<Shape, NoPod> 
 }
 
 /// `rlmesh-runner --agent ADDRESS --run ID --agent-key KEY --token-file PATH`.
-fn runner_shape(name: &str, settings: &Settings) -> Shape {
+fn runner_shape(run: &RLMeshRun, name: &str, settings: &Settings) -> Result<Shape, NoPod> {
+    let Some(agent) = &run.spec.agent else { return no(Reason::InvalidDefinition, "the run names no agent to report to") };
     let token = ServiceAccountTokenProjection {
         audience: Some(AUDIENCE.to_owned()),
         expiration_seconds: Some(TOKEN_SECONDS),
@@ -456,9 +457,9 @@ fn runner_shape(name: &str, settings: &Settings) -> Shape {
     let command = [
         "rlmesh-runner",
         "--agent",
-        &format!("tcp://{}", settings.agent.address),
+        &format!("tcp://{}", agent.address),
         "--agent-key",
-        &settings.agent.public_key,
+        &agent.certificate_sha256,
         "--run",
         &run_id(name),
         "--token-file",
@@ -466,7 +467,7 @@ fn runner_shape(name: &str, settings: &Settings) -> Shape {
         "--log-format",
         "json",
     ];
-    Shape {
+    Ok(Shape {
         image: settings.runner_image.clone(),
         command: command.map(str::to_owned).to_vec(),
         env: BTreeMap::new(),
@@ -476,5 +477,5 @@ fn runner_shape(name: &str, settings: &Settings) -> Shape {
         volumes: vec![scratch("tmp", "/tmp"), (volume, VolumeMount { read_only: Some(true), ..mount("token", TOKEN_FOLDER) })],
         sees_gpus: false,
         read_only: true,
-    }
+    })
 }

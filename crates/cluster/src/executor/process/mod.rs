@@ -1,7 +1,7 @@
 //! Runs as child processes of the agent: the local cell's executor. Hands out devices and servers.
 
 mod child;
-mod classify;
+pub(crate) mod classify;
 mod component;
 mod describe;
 mod devices;

@@ -26,6 +26,11 @@ pub enum Happened {
         address: String,
         node: String,
     },
+    /// It does not run yet, and why.
+    Waits {
+        cause: &'static str,
+        message: String,
+    },
     /// Also with the last output of one that was asked to end. None: there was no process.
     Ended {
         failure: Option<Failure>,
@@ -136,6 +141,8 @@ struct Component {
     /// Where the last attempt that served was.
     node: String,
     state: State,
+    /// Why it does not run yet, where that is known.
+    waits: Option<(&'static str, String)>,
     /// How the last attempt ended by itself, or why there is none.
     failure: Option<Failure>,
     /// Since the last episode, this one included.
@@ -174,7 +181,8 @@ impl<P: Place> Components<P> {
             }
             None => {
                 let attempt = self.attempts.get(&name).copied().unwrap_or(0);
-                let component = Component { role, lanes, attempt, node: String::new(), state: State::Failed, failure: None, starts: 0 };
+                let component =
+                    Component { role, lanes, attempt, node: String::new(), state: State::Failed, waits: None, failure: None, starts: 0 };
                 self.map.insert(name.clone(), component);
                 self.start(&name)
             }
@@ -187,6 +195,7 @@ impl<P: Place> Components<P> {
         let Some(component) = self.map.get_mut(name) else { return Vec::new() };
         component.attempt += 1;
         component.starts += 1;
+        component.waits = None;
         self.attempts.insert(name.to_owned(), component.attempt);
         let stop = Stop::default();
         match self.place.start(component.role, component.lanes, component.attempt, stop.clone(), self.news.clone()) {
@@ -214,9 +223,15 @@ impl<P: Place> Components<P> {
         match (news.happened, &mut component.state) {
             (Happened::Ready { address, node }, State::Starting(stop)) => {
                 component.node = node;
+                component.waits = None;
                 component.state = State::Ready(stop.clone(), address);
                 self.message(&news.name).into_iter().collect()
             }
+            (Happened::Waits { cause, message }, State::Starting(_)) => {
+                component.waits = Some((cause, message));
+                Vec::new()
+            }
+            (Happened::Waits { .. }, State::Ready(..) | State::Ending(..) | State::Pausing(_) | State::Failed) => Vec::new(),
             (Happened::Ready { .. }, State::Ready(..) | State::Ending(..) | State::Pausing(_) | State::Failed) => Vec::new(),
             (Happened::Ended { .. }, State::Ending(_, Then::Remove)) => {
                 self.map.remove(&news.name);
@@ -336,6 +351,12 @@ impl<P: Place> Components<P> {
         let ready =
             |want: fn(Role) -> bool| self.map.values().any(|component| want(component.role) && matches!(component.state, State::Ready(..)));
         (ready(|role| role == Role::Model), ready(|role| role != Role::Model))
+    }
+
+    /// What a component that starts waits for, where that is known: cause and message.
+    #[must_use]
+    pub fn waits(&self) -> Option<&(&'static str, String)> {
+        self.map.values().filter(|component| matches!(component.state, State::Starting(_))).find_map(|component| component.waits.as_ref())
     }
 
     /// Why the model is given up; None: it is not.

@@ -305,6 +305,9 @@ impl<P: Place> Run<P> {
 
     fn report_progress_of_start(&mut self) {
         let spec = Arc::clone(&self.assignment.spec);
+        if let Some((cause, message)) = self.components.waits().cloned() {
+            return self.report(Phase::Waiting, cause, &message);
+        }
         match self.components.ready() {
             (true, true) => self.report(Phase::Running, "", ""),
             (true, false) => self.report(Phase::Waiting, "environmentStarting", &format!("environment '{}' starts", spec.environment.id)),

@@ -1,0 +1,341 @@
+//! Runs as pods: the cluster's executor. Asks for them through `RLMeshRun`s and watches what becomes of them; the controller
+//! alone makes pods.
+
+mod logs;
+mod place;
+mod resource;
+mod reviewer;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, ListParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt};
+use rlm_api::cluster::v1;
+use rlm_core::evaluation::RunSpec;
+use rlm_core::failure::{Failure, FailureCode};
+use rlm_core::ids::RunId;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Executor;
+use super::run::{Assignment, Prepared, Shared};
+use super::runs::{Admission, Cell, Runs, Wait};
+use crate::controller::run::pod::LABEL_RUN;
+use crate::crd::run::{AgentEndpoint, Component, RLMeshRun};
+use crate::runners::Runners;
+use crate::spool::{RunKey, Spool, SpoolError};
+
+pub use self::reviewer::TokenReviewer;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How often nodes are looked at, and objects that nobody holds.
+const LOOK: Duration = Duration::from_secs(30);
+/// Most of a log reply.
+const LOG_REPLY: i64 = 256 << 10;
+
+/// How the executor is set up.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Namespace of runs.
+    pub namespace: String,
+    /// Where runners report to.
+    pub endpoint: AgentEndpoint,
+    /// Runs at once; 0: no limit.
+    pub max_runs: usize,
+    pub version: &'static str,
+}
+
+/// What the runs of a cluster share.
+pub(crate) struct Cluster {
+    shared: Shared,
+    runs: Api<RLMeshRun>,
+    pods: Api<Pod>,
+    nodes: Api<Node>,
+    endpoint: AgentEndpoint,
+    /// Components of each run that somebody watches, by the object's name.
+    observed: Mutex<HashMap<String, watch::Sender<Vec<Component>>>>,
+    inventory: Mutex<v1::Inventory>,
+    max_runs: usize,
+    version: &'static str,
+    /// The agent ends; the pods go on.
+    closing: CancellationToken,
+}
+
+impl Cluster {
+    /// The run's object, if there is one; asked for until the API server answers.
+    async fn found(&self, name: &str) -> Option<RLMeshRun> {
+        loop {
+            match tokio::time::timeout(DEADLINE, self.runs.get_opt(name)).await {
+                Ok(Ok(found)) => return found,
+                Ok(Err(error)) => tracing::warn!(run = name, %error, "whether the run has an object is not known; asking again"),
+                Err(_) => tracing::warn!(run = name, "the API server does not answer; asking again"),
+            }
+            tokio::select! {
+                () = self.closing.cancelled() => return None,
+                () = tokio::time::sleep(Duration::from_secs(2)) => {}
+            }
+        }
+    }
+
+    fn with_observed<T>(&self, act: impl FnOnce(&mut HashMap<String, watch::Sender<Vec<Component>>>) -> T) -> T {
+        act(&mut self.observed.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn observe(&self, name: &str) -> watch::Receiver<Vec<Component>> {
+        self.with_observed(|observed| observed.entry(name.to_owned()).or_insert_with(|| watch::Sender::new(Vec::new())).subscribe())
+    }
+
+    fn forget(&self, name: &str) {
+        self.with_observed(|observed| observed.remove(name));
+    }
+
+    fn saw(&self, run: &RLMeshRun) {
+        let components = run.status.as_ref().map(|status| status.components.clone()).unwrap_or_default();
+        self.with_observed(|observed| {
+            if let Some(sender) = observed.get(&run.name_any()) {
+                sender.send_if_modified(|known| {
+                    let changed = *known != components;
+                    *known = components;
+                    changed
+                });
+            }
+        });
+    }
+
+    /// Follows the objects until the agent ends.
+    async fn watch(self: Arc<Self>) {
+        let events = watcher(self.runs.clone(), watcher::Config::default()).default_backoff().applied_objects();
+        let mut events = std::pin::pin!(events.into_stream());
+        loop {
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                event = events.next() => match event {
+                    Some(Ok(run)) => self.saw(&run),
+                    Some(Err(error)) => tracing::warn!(%error, "the watch of runs was interrupted and starts again"),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    async fn look_at_nodes(&self) {
+        match tokio::time::timeout(DEADLINE, self.nodes.list(&ListParams::default())).await {
+            Ok(Ok(nodes)) => {
+                let nodes = nodes.iter().map(node).collect();
+                *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = v1::Inventory { nodes };
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "the cluster's nodes can't be listed"),
+            Err(_) => tracing::warn!("the cluster's nodes can't be listed in time"),
+        }
+    }
+}
+
+impl Cell for Cluster {
+    type Place = place::PodRun;
+    type Grant = ();
+
+    fn admit(&self, _: &RunSpec, active: usize) -> Admission<()> {
+        if self.max_runs > 0 && active >= self.max_runs {
+            return Admission::Wait(Wait {
+                cause: "capacity",
+                message: format!("{active} runs are going on, as many as runs.maxRuns allows"),
+                holds_others: true,
+            });
+        }
+        Admission::Start(())
+    }
+
+    fn release(&self, (): ()) {}
+
+    fn prepare(self: Arc<Self>, assignment: Assignment, (): ()) -> BoxFuture<'static, Result<Prepared<place::PodRun>, Failure>> {
+        place::prepare(self, assignment).boxed()
+    }
+}
+
+/// The cluster's executor. Cheap to clone.
+#[derive(Clone)]
+pub struct KubernetesExecutor {
+    cluster: Arc<Cluster>,
+    runs: Runs<Cluster>,
+}
+
+impl KubernetesExecutor {
+    pub fn new(client: &Client, options: Options, spool: Spool, runners: Runners) -> Self {
+        let cluster = Arc::new(Cluster {
+            shared: Shared { spool, runners, tasks: TaskTracker::new() },
+            runs: Api::namespaced(client.clone(), &options.namespace),
+            pods: Api::namespaced(client.clone(), &options.namespace),
+            nodes: Api::all(client.clone()),
+            endpoint: options.endpoint,
+            observed: Mutex::default(),
+            inventory: Mutex::default(),
+            max_runs: options.max_runs,
+            version: options.version,
+            closing: CancellationToken::new(),
+        });
+        let runs = Runs::new(Arc::clone(&cluster), cluster.shared.clone(), options.version);
+        Self { cluster, runs }
+    }
+
+    /// Begins to watch, and goes on with the runs that the spool holds.
+    pub async fn resume(&self) -> anyhow::Result<()> {
+        self.cluster.look_at_nodes().await;
+        self.cluster.shared.tasks.spawn(Arc::clone(&self.cluster).watch());
+        self.runs.resume().await?;
+        let executor = self.clone();
+        self.cluster.shared.tasks.spawn(async move { executor.sweep().await });
+        Ok(())
+    }
+
+    /// Looks at the nodes, and deletes the objects of runs that this agent does not hold, until it ends.
+    async fn sweep(&self) {
+        loop {
+            tokio::select! {
+                () = self.cluster.closing.cancelled() => return,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            self.cluster.look_at_nodes().await;
+            let listed = match tokio::time::timeout(DEADLINE, self.cluster.runs.list(&ListParams::default())).await {
+                Ok(Ok(listed)) => listed,
+                Ok(Err(_)) | Err(_) => continue,
+            };
+            let held: BTreeSet<String> = self.runs.keys().iter().map(|key| resource::name(key.run_id)).collect();
+            for name in listed.iter().map(ResourceExt::name_any).filter(|name| !held.contains(name)) {
+                tracing::info!(run = %name, "the object of a run that is over is deleted");
+                if let Ok(Err(error)) = tokio::time::timeout(DEADLINE, self.cluster.runs.delete(&name, &DeleteParams::default())).await {
+                    tracing::debug!(run = %name, %error, "it could not be deleted");
+                }
+            }
+        }
+    }
+}
+
+/// A node as the control plane is told of it.
+fn node(node: &Node) -> v1::Node {
+    let labels = node.labels();
+    let label = |name: &str| labels.get(name).cloned().unwrap_or_default();
+    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    let quantity = |name: &str| allocatable.and_then(|all| all.get(name)).map(|quantity| quantity.0.clone()).unwrap_or_default();
+    let (vendor, product, count) =
+        [("nvidia", "nvidia.com/gpu", "nvidia.com/gpu.product"), ("amd", "amd.com/gpu", "amd.com/gpu.product-name")]
+            .iter()
+            .find_map(|(vendor, resource, product)| {
+                let count: u32 = quantity(resource).parse().ok().filter(|count| *count > 0)?;
+                Some(((*vendor).to_owned(), label(product), count))
+            })
+            .unwrap_or_default();
+    v1::Node {
+        name: node.name_any(),
+        arch: label("kubernetes.io/arch"),
+        cpu_millis: millis(&quantity("cpu")),
+        memory_bytes: bytes(&quantity("memory")),
+        gpu_vendor: vendor,
+        gpu_product: product,
+        gpu_count: count,
+        gpu_memory_bytes: 0,
+        gpu_driver: label("nvidia.com/cuda.driver-version.full"),
+    }
+}
+
+/// `2` or `1500m`.
+fn millis(quantity: &str) -> u64 {
+    match quantity.strip_suffix('m') {
+        Some(millis) => millis.parse().unwrap_or(0),
+        None => quantity.parse::<f64>().map_or(0, |cpus| (cpus * 1_000.0) as u64),
+    }
+}
+
+/// `16Gi`, `24605448Ki`, `1000000000`.
+fn bytes(quantity: &str) -> u64 {
+    let units =
+        [("Ki", 1_u64 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30), ("Ti", 1 << 40), ("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
+    for (unit, factor) in units {
+        if let Some(number) = quantity.strip_suffix(unit) {
+            return number.parse::<f64>().map_or(0, |number| (number * factor as f64) as u64);
+        }
+    }
+    quantity.parse().unwrap_or(0)
+}
+
+#[async_trait]
+impl Executor for KubernetesExecutor {
+    fn name(&self) -> &'static str {
+        "kubernetes"
+    }
+
+    async fn assign(&self, assign: v1::Assign) -> Result<(), SpoolError> {
+        self.runs.assign(assign).await
+    }
+
+    async fn cancel(&self, key: RunKey) {
+        self.runs.cancel(key).await;
+    }
+
+    async fn stop(&self, key: RunKey) {
+        self.runs.stop(key).await;
+    }
+
+    async fn logs(&self, request: v1::LogRequest) -> v1::LogReply {
+        let id = request.request_id.clone();
+        let failed = |code: &str, message: String| v1::LogReply {
+            request_id: id.clone(),
+            files: Vec::new(),
+            error_code: code.to_owned(),
+            error_message: message,
+        };
+        let Ok(run) = request.run_id.parse::<RunId>() else {
+            return failed("not_found", format!("'{}' is not a run's id", request.run_id));
+        };
+        let selector = ListParams::default().labels(&format!("{LABEL_RUN}={run}"));
+        let pods = match tokio::time::timeout(DEADLINE, self.cluster.pods.list(&selector)).await {
+            Ok(Ok(pods)) => pods.items,
+            Ok(Err(error)) => return failed("unavailable", format!("the run's pods can't be listed: {error}")),
+            Err(_) => return failed("unavailable", "the run's pods can't be listed in time".to_owned()),
+        };
+        let name = resource::name(run);
+        let share = LOG_REPLY / i64::try_from(pods.len().max(1)).unwrap_or(LOG_REPLY);
+        let mut files = Vec::new();
+        for pod in pods.iter().map(ResourceExt::name_any) {
+            let Some(attempt) = crate::controller::run::component::Attempt::of_pod(&name, &pod) else { continue };
+            let component = attempt.role.to_string();
+            if !request.component.is_empty() && request.component != component {
+                continue;
+            }
+            if let Some(text) = logs::tail(&self.cluster, &pod, i64::from(request.tail_lines), share).await {
+                let truncated = i64::try_from(text.len()).is_ok_and(|length| length >= share);
+                files.push(v1::LogFile { component, attempt: attempt.number, text, truncated });
+            }
+        }
+        if files.is_empty() {
+            return failed("not_found", format!("run {run} has no pods whose output could be read; they go with the run's end"));
+        }
+        v1::LogReply { request_id: id, files, error_code: String::new(), error_message: String::new() }
+    }
+
+    async fn describe(&self, request: v1::Describe) -> v1::DescribeReply {
+        let message = "this cluster describes no images yet; register the definition with its describe document".to_owned();
+        let failure = Failure::new(FailureCode::NotRunnableHere, message);
+        v1::DescribeReply { request_id: request.request_id, document_json: String::new(), failure: Some(v1::Failure::from(&failure)) }
+    }
+
+    fn inventory(&self) -> v1::Inventory {
+        self.cluster.inventory.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn running(&self) -> u32 {
+        self.runs.running()
+    }
+
+    async fn shutdown(&self) {
+        self.cluster.closing.cancel();
+        self.runs.shutdown().await;
+    }
+}
