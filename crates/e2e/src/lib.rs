@@ -5,7 +5,6 @@
 //! a test fails. A machine without the programs or the Python environment gets `skipped, because ...`; where `CI=true` that
 //! is a failure.
 
-pub mod apiserver;
 pub mod bed;
 pub mod cli;
 pub mod counter;

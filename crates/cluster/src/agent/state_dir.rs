@@ -143,6 +143,8 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<Opti
 }
 
 /// The certificate that runners' pods know the agent by. Made once: pods that run have its digest in their specification.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct RunnerCertificate {
     /// PEM.
     pub certificate: String,
@@ -152,34 +154,21 @@ pub struct RunnerCertificate {
     pub sha256: String,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct StoredCertificate {
-    certificate: String,
-    key: String,
-    sha256: String,
-}
-
 impl StateDir {
     /// The one that is kept, or a new one, kept before it is returned.
     pub fn runner_certificate(&self) -> anyhow::Result<RunnerCertificate> {
-        let kept: Option<StoredCertificate> = read_json(&self.path.join(RUNNER_CERTIFICATE))?;
-        let stored = match kept {
-            Some(kept) => kept,
-            None => {
-                let made = rcgen::generate_simple_self_signed(["rlmesh-cluster-agent".to_owned()])
-                    .context("a certificate for the runners' port can't be made")?;
-                let stored = StoredCertificate {
-                    certificate: made.cert.pem(),
-                    key: made.signing_key.serialize_pem(),
-                    sha256: hex::encode(Sha256::digest(made.cert.der())),
-                };
-                self.write(RUNNER_CERTIFICATE, &serde_json::to_vec(&stored)?)?;
-                stored
-            }
+        if let Some(kept) = read_json(&self.path.join(RUNNER_CERTIFICATE))? {
+            return Ok(kept);
+        }
+        let made = rcgen::generate_simple_self_signed(["rlmesh-cluster-agent".to_owned()])
+            .context("a certificate for the runners' port can't be made")?;
+        let made = RunnerCertificate {
+            certificate: made.cert.pem(),
+            key: made.signing_key.serialize_pem(),
+            sha256: hex::encode(Sha256::digest(made.cert.der())),
         };
-        let StoredCertificate { certificate, key, sha256 } = stored;
-        Ok(RunnerCertificate { certificate, key, sha256 })
+        self.write(RUNNER_CERTIFICATE, &serde_json::to_vec(&made)?)?;
+        Ok(made)
     }
 }
 

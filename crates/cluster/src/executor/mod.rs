@@ -15,6 +15,11 @@ fn now_ms() -> i64 {
     chrono::Utc::now().timestamp_millis()
 }
 
+/// Why there are no logs to show.
+fn no_logs(request_id: String, code: &str, message: String) -> v1::LogReply {
+    v1::LogReply { request_id, files: Vec::new(), error_code: code.to_owned(), error_message: message }
+}
+
 /// What the agent's session asks of the place where runs happen. Results and status go to the spool, not through here.
 #[async_trait]
 pub trait Executor: Send + Sync + 'static {

@@ -25,9 +25,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Executor;
 use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
+use super::{Executor, no_logs};
 use crate::controller::run::pod::LABEL_RUN;
 use crate::crd::run::{AgentEndpoint, Component, RLMeshRun};
 use crate::runners::Runners;
@@ -285,20 +285,14 @@ impl Executor for KubernetesExecutor {
 
     async fn logs(&self, request: v1::LogRequest) -> v1::LogReply {
         let id = request.request_id.clone();
-        let failed = |code: &str, message: String| v1::LogReply {
-            request_id: id.clone(),
-            files: Vec::new(),
-            error_code: code.to_owned(),
-            error_message: message,
-        };
         let Ok(run) = request.run_id.parse::<RunId>() else {
-            return failed("not_found", format!("'{}' is not a run's id", request.run_id));
+            return no_logs(id, "not_found", format!("'{}' is not a run's id", request.run_id));
         };
         let selector = ListParams::default().labels(&format!("{LABEL_RUN}={run}"));
         let pods = match tokio::time::timeout(DEADLINE, self.cluster.pods.list(&selector)).await {
             Ok(Ok(pods)) => pods.items,
-            Ok(Err(error)) => return failed("unavailable", format!("the run's pods can't be listed: {error}")),
-            Err(_) => return failed("unavailable", "the run's pods can't be listed in time".to_owned()),
+            Ok(Err(error)) => return no_logs(id, "unavailable", format!("the run's pods can't be listed: {error}")),
+            Err(_) => return no_logs(id, "unavailable", "the run's pods can't be listed in time".to_owned()),
         };
         let name = resource::name(run);
         let share = LOG_REPLY / i64::try_from(pods.len().max(1)).unwrap_or(LOG_REPLY);
@@ -315,7 +309,7 @@ impl Executor for KubernetesExecutor {
             }
         }
         if files.is_empty() {
-            return failed("not_found", format!("run {run} has no pods whose output could be read; they go with the run's end"));
+            return no_logs(id, "not_found", format!("run {run} has no pods whose output could be read; they go with the run's end"));
         }
         v1::LogReply { request_id: id, files, error_code: String::new(), error_message: String::new() }
     }

@@ -27,9 +27,9 @@ use rlm_core::ids::RunId;
 use tokio_util::task::TaskTracker;
 
 use self::devices::{Grant, Need, grant, may_start};
-use super::Executor;
 use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
+use super::{Executor, no_logs};
 use crate::inventory;
 use crate::runners::Runners;
 use crate::spool::{RunKey, Spool, SpoolError};
@@ -303,8 +303,4 @@ impl Executor for ProcessExecutor {
     async fn shutdown(&self) {
         self.runs.shutdown().await;
     }
-}
-
-fn no_logs(request_id: String, code: &str, message: String) -> v1::LogReply {
-    v1::LogReply { request_id, files: Vec::new(), error_code: code.to_owned(), error_message: message }
 }
