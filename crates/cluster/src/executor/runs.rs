@@ -11,6 +11,7 @@ use rlm_core::evaluation::RunSpec;
 use rlm_core::failure::{Failure, FailureCode};
 use rlm_core::ids::RunId;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use super::now_ms;
 use super::run::report::{record_end, status};
@@ -54,6 +55,17 @@ struct Queued {
     assignment: Assignment,
     /// The cause it was last reported to wait for.
     reported: Option<&'static str>,
+    /// That report on its way to the spool: what is said of the run next waits for it.
+    telling: Telling,
+}
+
+type Telling = Option<JoinHandle<()>>;
+
+async fn told(telling: Telling) {
+    if let Some(telling) = telling {
+        // One that panicked has nothing more to say either.
+        let _ = telling.await;
+    }
 }
 
 struct Active {
@@ -117,12 +129,11 @@ impl<C: Cell> Runs<C> {
     }
 
     fn enqueue(&self, assignment: Assignment) {
-        self.with(|state| state.queue.push_back(Queued { assignment, reported: None }));
+        self.with(|state| state.queue.push_back(Queued { assignment, reported: None, telling: None }));
     }
 
     /// Starts what may start, in order, and says why the rest waits.
     pub fn schedule(&self) {
-        let mut waiting = Vec::new();
         let mut impossible = Vec::new();
         self.with(|state| {
             let mut at = 0;
@@ -132,11 +143,11 @@ impl<C: Cell> Runs<C> {
                         let Some(next) = state.queue.remove(at) else { return };
                         let (asks, inbox) = mpsc::channel(4);
                         state.active.insert(next.assignment.key, Active { asks, ending: false });
-                        self.spawn(next.assignment, grant, inbox);
+                        self.spawn(next, grant, inbox);
                     }
                     Admission::Never(failure) => {
                         if let Some(queued) = state.queue.remove(at) {
-                            impossible.push((queued.assignment.key, failure));
+                            impossible.push((queued, failure));
                         }
                     }
                     Admission::Wait(wait) => {
@@ -144,7 +155,7 @@ impl<C: Cell> Runs<C> {
                         for queued in state.queue.range_mut(at..held) {
                             if queued.reported != Some(wait.cause) {
                                 queued.reported = Some(wait.cause);
-                                waiting.push((queued.assignment.key, wait.clone()));
+                                queued.telling = Some(self.tell_waiting(queued.assignment.key, &wait, queued.telling.take()));
                             }
                         }
                         at = held;
@@ -152,24 +163,30 @@ impl<C: Cell> Runs<C> {
                 }
             }
         });
-        for (key, wait) in waiting {
-            let status = status(Phase::Waiting, wait.cause, &wait.message, now_ms(), None, None);
-            let spool = self.shared.spool.clone();
-            self.shared.tasks.spawn(async move {
-                if let Err(error) = spool.append(vec![NewRecord::status(key, status)]).await {
-                    tracing::error!(run = %key, %error, "a status could not be stored");
-                }
-            });
-        }
-        for (key, failure) in impossible {
+        for (queued, failure) in impossible {
             let runs = self.clone();
-            self.shared.tasks.spawn(async move { runs.fail(key, &failure).await });
+            self.shared.tasks.spawn(async move {
+                told(queued.telling).await;
+                runs.fail(queued.assignment.key, &failure).await;
+            });
         }
     }
 
-    fn spawn(&self, assignment: Assignment, grant: C::Grant, asks: mpsc::Receiver<Ask>) {
+    fn tell_waiting(&self, key: RunKey, wait: &Wait, before: Telling) -> JoinHandle<()> {
+        let status = status(Phase::Waiting, wait.cause, &wait.message, now_ms(), None, None);
+        let spool = self.shared.spool.clone();
+        self.shared.tasks.spawn(async move {
+            told(before).await;
+            if let Err(error) = spool.append(vec![NewRecord::status(key, status)]).await {
+                tracing::error!(run = %key, %error, "a status could not be stored");
+            }
+        })
+    }
+
+    fn spawn(&self, Queued { assignment, telling, .. }: Queued, grant: C::Grant, asks: mpsc::Receiver<Ask>) {
         let runs = self.clone();
         self.shared.tasks.spawn(async move {
+            told(telling).await;
             let key = assignment.key;
             let preparing = Arc::clone(&runs.cell).prepare(assignment.clone(), grant.clone());
             // A task of its own: a run whose actor panics must not keep its place.
@@ -191,16 +208,19 @@ impl<C: Cell> Runs<C> {
     }
 
     /// Stores a run's end aside: a full spool makes room only as the session goes on, and the session asked for this.
-    fn record_end(&self, key: RunKey, status: v1::RunStatus, end: RunEnd) {
+    fn record_end(&self, key: RunKey, status: v1::RunStatus, end: RunEnd, telling: Telling) {
         let spool = self.shared.spool.clone();
-        self.shared.tasks.spawn(async move { record_end(&spool, key, NewRecord::status(key, status), end).await });
+        self.shared.tasks.spawn(async move {
+            told(telling).await;
+            record_end(&spool, key, NewRecord::status(key, status), end).await;
+        });
     }
 
     fn refuse(&self, key: RunKey, problem: &str) {
         tracing::error!(run = %key, problem, "an assignment can't be read");
         let message = format!("this agent (version {}) can't read the run: {problem}", self.version);
         let failure = Failure::new(FailureCode::Internal, message);
-        self.record_end(key, status(Phase::Failed, "", "", now_ms(), Some(&failure), None), RunEnd::Failed);
+        self.record_end(key, status(Phase::Failed, "", "", now_ms(), Some(&failure), None), RunEnd::Failed, None);
     }
 
     /// Asks a run to end. False: it is not active.
@@ -216,11 +236,10 @@ impl<C: Cell> Runs<C> {
         })
     }
 
-    fn take_queued(&self, key: RunKey) -> bool {
+    fn take_queued(&self, key: RunKey) -> Option<Queued> {
         self.with(|state| {
-            let before = state.queue.len();
-            state.queue.retain(|queued| queued.assignment.key != key);
-            state.queue.len() < before
+            let at = state.queue.iter().position(|queued| queued.assignment.key == key)?;
+            state.queue.remove(at)
         })
     }
 
@@ -268,10 +287,10 @@ impl<C: Cell> Runs<C> {
             return;
         }
         let queued = self.take_queued(key);
-        if !queued && self.held(key).await.is_some_and(|held| held.ended) {
+        if queued.is_none() && self.held(key).await.is_some_and(|held| held.ended) {
             return;
         }
-        self.record_end(key, status(Phase::Cancelled, "", "", now_ms(), None, None), RunEnd::Cancelled);
+        self.record_end(key, status(Phase::Cancelled, "", "", now_ms(), None, None), RunEnd::Cancelled, queued.and_then(|queued| queued.telling));
         self.schedule();
     }
 

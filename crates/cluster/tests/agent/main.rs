@@ -15,7 +15,7 @@ use rlm_core::evaluation::Provenance;
 use rlm_core::tokens::{Secret, SecretKind};
 use serde_json::json;
 
-use control_plane::{ControlPlane, phases, scored, statuses};
+use control_plane::{ControlPlane, State, phases, scored, statuses};
 use support::{Cell, processes_with, run_ref};
 
 fn expect_rows(plane: &ControlPlane, rows: u64) {
@@ -227,6 +227,36 @@ async fn failures_say_whose_they_are() {
     plane.assign(gpu.assign.clone(), gpu.reference());
     plane.wait("a refusal", |state| statuses(state).iter().filter(|status| status.phase() == Phase::Failed).count() == 8).await;
     assert_eq!(plane.with(|state| statuses(state)).pop().unwrap().failure.unwrap().code, "unschedulable");
+    agent.stop();
+}
+
+/// What is said of a run comes in order, however closely a wait and its end follow each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_said_of_a_run_after_its_end() {
+    let plane = ControlPlane::new();
+    let server = plane.serve(0).await;
+    let cell = Cell::new(server.port);
+    let mut agent = cell.start(&plane, &["--max-runs", "1"]);
+    plane.wait("a session", |state| state.sessions == 1).await;
+    let first = cell.run(json!({"row_ms": 50}), json!({}), 1000);
+    plane.assign(first.assign.clone(), first.reference());
+    plane.wait("the first works", |state| scored(state).len() > 3).await;
+    let others: Vec<_> = (0..30).map(|_| cell.run(json!({}), json!({}), 5)).collect();
+    for other in &others {
+        plane.assign(other.assign.clone(), other.reference());
+        plane.send(ToAgent::Cancel(v1::Cancel { run_id: other.id(), generation: 1 }));
+    }
+    let of = |state: &State, run: &str| -> Vec<Phase> {
+        let status = |record: &v1::Record| match &record.payload {
+            Some(v1::record::Payload::RunStatus(status)) if record.run_id == run => Some(status.phase()),
+            _ => None,
+        };
+        state.records.values().filter_map(status).collect()
+    };
+    plane.wait("all waited and ended", |state| others.iter().all(|other| of(state, &other.id()).len() == 2)).await;
+    for other in &others {
+        assert_eq!(plane.with(|state| of(state, &other.id())), [Phase::Waiting, Phase::Cancelled]);
+    }
     agent.stop();
 }
 
