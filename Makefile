@@ -32,8 +32,9 @@ build: needs ## build every program
 	$(CARGO) build $(FLAGS) --workspace --bins
 
 .PHONY: demo
-demo: build ## evaluate real models in real environments, and print the results
-	@python="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python" bin="$(BIN)" scripts/demo.sh
+demo: needs ## evaluate real models in real environments, and print the results
+	@python="$$(scripts/venv.sh scripts/python/requirements.txt)/bin/python"; \
+	$(MAKE) --no-print-directory build && bin="$(BIN)" python="$$python" scripts/demo.sh
 
 .PHONY: check
 check: needs $(CARGO_DENY) ## formatting, lints, walls between crates
