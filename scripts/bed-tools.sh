@@ -6,7 +6,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/rlmesh/tools"
 # What the bed itself runs; the other modules are built by name.
-all=(kubernetes etcd registry coredns kube-router)
+all=(kubernetes etcd registry coredns kube-router helm)
 
 packages=()
 need() { # a file or command of it, Debian package

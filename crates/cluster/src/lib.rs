@@ -11,3 +11,4 @@ pub mod executor;
 pub mod inventory;
 pub mod runners;
 pub mod spool;
+pub mod walls;

@@ -83,7 +83,7 @@ impl<'a> Lab<'a> {
         Ok(lab)
     }
 
-    /// What the chart's static policies allow: runners reach the agent.
+    /// What the chart's static policies allow: runners reach the agent, models and environments.
     async fn wall_for_runners(&self) -> anyhow::Result<()> {
         let policy = json!({
             "apiVersion": "networking.k8s.io/v1",
@@ -92,7 +92,10 @@ impl<'a> Lab<'a> {
             "spec": {
                 "podSelector": {"matchLabels": {"rlmesh.dev/component": "runner"}},
                 "policyTypes": ["Egress"],
-                "egress": [{"to": [{"ipBlock": {"cidr": format!("{GATEWAY}/32")}}], "ports": [{"port": self.runners}]}],
+                "egress": [
+                    {"to": [{"ipBlock": {"cidr": format!("{GATEWAY}/32")}}], "ports": [{"port": self.runners}]},
+                    {"to": [{"podSelector": {}}], "ports": [{"port": 50051}]},
+                ],
             },
         });
         let file = self.folder.path().join("policy.json");
@@ -126,7 +129,7 @@ impl<'a> Lab<'a> {
         command.arg("--server").arg(format!("http://127.0.0.1:{}", self.server)).arg("--state").arg(self.folder.path().join("agent"));
         command.arg("--join-token-file").arg(self.folder.path().join("join-token"));
         command.args(["--runs-namespace", &self.space.name]).arg("--runner-listen").arg(format!("{GATEWAY}:{}", self.runners));
-        command.arg("--runner-address").arg(format!("{GATEWAY}:{}", self.runners));
+        command.arg("--runner-address").arg(format!("{GATEWAY}:{}", self.runners)).arg("--require-enforcement=false");
         command.env("KUBECONFIG", self.folder.path().join("agent.kubeconfig"));
         Process::start("agent", &mut command, &self.log("agent"))
     }

@@ -10,6 +10,7 @@ use rlm_api::cluster::v1;
 use rlm_process::Admin;
 
 use crate::spool::Stats;
+use crate::walls::Walls;
 
 /// Conditions, by type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +18,7 @@ pub enum ConditionType {
     Connected,
     CredentialValid,
     Draining,
+    NetworkPolicyEnforced,
     SpoolHasRoom,
 }
 
@@ -26,6 +28,7 @@ impl ConditionType {
             Self::Connected => "Connected",
             Self::CredentialValid => "CredentialValid",
             Self::Draining => "Draining",
+            Self::NetworkPolicyEnforced => "NetworkPolicyEnforced",
             Self::SpoolHasRoom => "SpoolHasRoom",
         }
     }
@@ -33,7 +36,8 @@ impl ConditionType {
 
 #[derive(Clone)]
 struct Held {
-    status: bool,
+    /// None: not known.
+    status: Option<bool>,
     reason: &'static str,
     message: String,
 }
@@ -88,6 +92,10 @@ impl Health {
     }
 
     fn set(&self, kind: ConditionType, status: bool, reason: &'static str, message: &str) {
+        self.hold(kind, Some(status), reason, message);
+    }
+
+    fn hold(&self, kind: ConditionType, status: Option<bool>, reason: &'static str, message: &str) {
         let held = Held { status, reason, message: message.to_owned() };
         self.conditions.lock().unwrap_or_else(PoisonError::into_inner).insert(kind, held);
     }
@@ -146,6 +154,16 @@ impl Health {
         }
     }
 
+    /// Whether the cluster's network keeps evaluations apart.
+    pub fn walls(&self, walls: &Walls) {
+        let (status, reason, message) = match walls {
+            Walls::Enforced => (Some(true), "Enforced", ""),
+            Walls::NotEnforced(why) => (Some(false), "NotEnforced", why.as_str()),
+            Walls::Unknown(why) => (None, "Unknown", why.as_str()),
+        };
+        self.hold(ConditionType::NetworkPolicyEnforced, status, reason, message);
+    }
+
     /// As heartbeats carry them.
     #[must_use]
     pub fn conditions(&self) -> Vec<v1::Condition> {
@@ -154,7 +172,12 @@ impl Health {
             .iter()
             .map(|(kind, held)| v1::Condition {
                 r#type: kind.as_str().to_owned(),
-                status: if held.status { "True" } else { "False" }.to_owned(),
+                status: match held.status {
+                    Some(true) => "True",
+                    Some(false) => "False",
+                    None => "Unknown",
+                }
+                .to_owned(),
                 reason: held.reason.to_owned(),
                 message: held.message.clone(),
             })

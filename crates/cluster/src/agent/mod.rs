@@ -28,7 +28,7 @@ use self::session::{End, Setup, follow, open};
 use self::state_dir::StateDir;
 use crate::crd::run::AgentEndpoint;
 use crate::executor::Executor;
-use crate::executor::kubernetes::{self, KubernetesExecutor};
+use crate::executor::kubernetes::{self, Caps, KubernetesExecutor};
 use crate::executor::process::{self, ProcessExecutor};
 use crate::inventory;
 use crate::runners::Runners;
@@ -44,7 +44,7 @@ pub async fn run(options: Options, admin: rlm_process::Admin, stop: Cancellation
     let mut parts = tokio::task::JoinSet::new();
     let Started { executor, serving, _sockets } = match options.executor {
         ExecutorKind::Process => on_this_machine(&options, &state, &spool, &mut parts, &stop).await?,
-        ExecutorKind::Kubernetes => on_the_cluster(&options, &state, &spool).await?,
+        ExecutorKind::Kubernetes => on_the_cluster(&options, &state, &spool, &health).await?,
     };
     let versions = v1::Versions { agent: env!("CARGO_PKG_VERSION").to_owned(), chart: String::new(), kubernetes: String::new() };
     let joined = Arc::new(Notify::new());
@@ -128,7 +128,7 @@ async fn on_this_machine(
             runner: options.runner()?,
             python: options.python.clone(),
             cuda_devices: options.cuda_devices.unwrap_or_else(inventory::cuda_devices),
-            max_runs: options.max_runs,
+            max_runs: options.max_runs as usize,
             node: inventory::node_name(),
             version: env!("CARGO_PKG_VERSION"),
         },
@@ -147,20 +147,21 @@ async fn on_this_machine(
     Ok(Started { executor: Arc::new(executor), serving, _sockets: Some(sockets) })
 }
 
-async fn on_the_cluster(options: &Options, state: &Arc<StateDir>, spool: &Spool) -> anyhow::Result<Started> {
+async fn on_the_cluster(options: &Options, state: &Arc<StateDir>, spool: &Spool, health: &Health) -> anyhow::Result<Started> {
     let client = kube::Client::try_default().await.context("how to reach the Kubernetes API is not known")?;
     let certificate = state.runner_certificate()?;
     let listener = tokio::net::TcpListener::bind(options.runner_listen)
         .await
         .with_context(|| format!("runners can't be listened for on {}", options.runner_listen))?;
-    let address = options.runner_address.clone().context("--runner-address is needed with --executor kubernetes")?;
+    let address = options.runner_address.context("--runner-address is needed with --executor kubernetes")?;
     let runners = Runners::reviewed_by(Arc::new(kubernetes::TokenReviewer::new(client.clone(), &options.runs_namespace)));
     let executor = KubernetesExecutor::new(
         &client,
         kubernetes::Options {
             namespace: options.runs_namespace.clone(),
-            endpoint: AgentEndpoint { address, certificate_sha256: certificate.sha256.clone() },
-            max_runs: options.max_runs,
+            endpoint: AgentEndpoint { address: address.to_string(), certificate_sha256: certificate.sha256.clone() },
+            caps: Caps { runs: options.max_runs, pods: options.max_pods, gpus: options.max_gpus },
+            require_enforcement: options.require_enforcement,
             version: env!("CARGO_PKG_VERSION"),
         },
         spool.clone(),
@@ -169,6 +170,15 @@ async fn on_the_cluster(options: &Options, state: &Arc<StateDir>, spool: &Spool)
     let identity = tonic::transport::Identity::from_pem(&certificate.certificate, &certificate.key);
     let serving = tokio::spawn(runners.serve_tls(listener, identity, CancellationToken::new()));
     executor.resume().await?;
+    let (mut walls, health) = (executor.walls(), health.clone());
+    tokio::spawn(async move {
+        loop {
+            health.walls(&walls.borrow_and_update().clone());
+            if walls.changed().await.is_err() {
+                return;
+            }
+        }
+    });
     Ok(Started { executor: Arc::new(executor), serving, _sockets: None })
 }
 

@@ -33,9 +33,18 @@ pub struct Options {
     /// Where runners' pods are listened for, with --executor kubernetes
     #[arg(long, default_value = "0.0.0.0:7443")]
     pub runner_listen: SocketAddr,
-    /// host:port by which runners' pods reach this agent: an address of the cluster, not a name
+    /// address:port by which runners' pods reach this agent: they resolve no names
     #[arg(long, required_if_eq("executor", "kubernetes"))]
-    pub runner_address: Option<String>,
+    pub runner_address: Option<SocketAddr>,
+    /// Pods that runs may have at once, with --executor kubernetes; 0 sets no limit
+    #[arg(long, default_value_t = 0)]
+    pub max_pods: u32,
+    /// GPUs that runs may have at once, with --executor kubernetes; 0 sets no limit
+    #[arg(long, default_value_t = 0)]
+    pub max_gpus: u32,
+    /// With --executor kubernetes: no run starts until the network is known to enforce NetworkPolicies
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub require_enforcement: bool,
     /// File with the control credential, which is followed, in place of the one that joining stores
     #[arg(long)]
     pub credential_file: Option<PathBuf>,
@@ -53,7 +62,7 @@ pub struct Options {
     pub cuda_devices: Option<u32>,
     /// Runs at once; with --executor kubernetes 0 sets no limit
     #[arg(long, default_value_t = 2)]
-    pub max_runs: usize,
+    pub max_runs: u32,
     /// Bytes that the spool may use
     #[arg(long, default_value_t = 10 << 30)]
     pub spool_bytes: u64,

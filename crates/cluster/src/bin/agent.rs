@@ -6,9 +6,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use rlm_cluster::agent::{self, options::Options};
+use rlm_cluster::agent::{
+    self,
+    options::{ExecutorKind, Options},
+};
 use rlm_cluster::executor::process::{EXEC_FAILED, EXEC_FAILED_STATUS, exec_child};
-use rlm_cluster::spool;
+use rlm_cluster::{spool, walls};
 
 /// How long the agent has to end its runs' processes and say goodbye.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -29,6 +32,12 @@ enum Command {
     Spool {
         #[command(subcommand)]
         command: SpoolCommand,
+    },
+    /// Opens the ports by which the agent finds out whether the network enforces policies; runs in a pod of its own
+    WallProbe {
+        /// address:port that no policy lets this pod reach: the Kubernetes API
+        #[arg(long)]
+        outside: std::net::SocketAddr,
     },
     #[command(hide = true)]
     ExecChild {
@@ -59,6 +68,7 @@ fn main() -> ExitCode {
             ExitCode::from(u8::try_from(EXEC_FAILED_STATUS).unwrap_or(1))
         }
         (Some(Command::Spool { command: SpoolCommand::Verify { state } }), _) => verify(&state),
+        (Some(Command::WallProbe { outside }), _) => probe(outside),
         (None, Some(options)) => run(options),
         (None, None) => {
             let _ = Cli::command().print_help();
@@ -80,13 +90,29 @@ fn verify(state: &std::path::Path) -> ExitCode {
     }
 }
 
+fn probe(outside: std::net::SocketAddr) -> ExitCode {
+    let ended = (|| {
+        rlm_process::init_logging(rlm_process::LogFormat::Json)?;
+        rlm_process::runtime(1)?.block_on(async { walls::serve(outside, rlm_process::stop_on_signals()?).await })
+    })();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn run(options: Options) -> ExitCode {
     let started = (|| {
         rlm_process::init_logging(options.log_format)?;
         if options.die_with_parent {
             rlm_process::die_with_parent(rlm_process::ParentDeath::Terminate, None)?;
         }
-        options.runner()?;
+        if options.executor == ExecutorKind::Process {
+            options.runner()?;
+        }
         rlm_process::runtime(2)
     })();
     let runtime = match started {

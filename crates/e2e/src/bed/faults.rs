@@ -141,4 +141,22 @@ impl Bed {
         pods.evict(pod, &EvictParams::default()).await.with_context(|| format!("pod {pod} can't be evicted"))?;
         Ok(())
     }
+
+    /// The network enforces no policy any more, as one whose plugin never did.
+    pub async fn policies_off(&self) -> anyhow::Result<()> {
+        for node in Node::ALL {
+            self.kill(Component::KubeRouter(node)).await?;
+            // What lies below these is reached from nowhere else.
+            self.shell(Place::Node(node), "for at in INPUT FORWARD OUTPUT; do iptables --wait --flush KUBE-ROUTER-$at; done").await?;
+        }
+        Ok(())
+    }
+
+    /// It does again, soon.
+    pub async fn policies_on(&self) -> anyhow::Result<()> {
+        for node in Node::ALL {
+            self.restart(Component::KubeRouter(node)).await?;
+        }
+        Ok(())
+    }
 }

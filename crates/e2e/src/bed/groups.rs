@@ -49,6 +49,15 @@ pub fn procs() -> PathBuf {
     Path::new(ROOT).join("pids").join(GROUP).join("daemons/cgroup.procs")
 }
 
+/// A process of the pod with this uid.
+#[must_use]
+pub fn process_of_pod(uid: &str) -> Option<u32> {
+    let pod = format!("pod{uid}");
+    let groups = below(&Path::new(ROOT).join("pids").join(GROUP));
+    let ours = groups.iter().filter(|group| group.components().any(|part| part.as_os_str() == pod.as_str()));
+    ours.filter_map(|group| std::fs::read_to_string(group.join("cgroup.procs")).ok()).find_map(|procs| procs.lines().next()?.parse().ok())
+}
+
 /// Below it, deepest first.
 fn below(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

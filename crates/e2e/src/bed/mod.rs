@@ -5,6 +5,7 @@
 
 pub mod component;
 pub mod faults;
+pub mod front;
 pub mod gate;
 pub mod groups;
 pub mod images;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use base64::Engine as _;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
 use kube::api::{DeleteParams, PostParams};
@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::names::{REGISTRY_HOST, REGISTRY_PASSWORD, REGISTRY_USER};
-use super::{Bed, Node};
+use super::{Bed, Node, groups};
 use crate::wait_for;
 
 /// Of a pod until it runs: a first pull takes a while.
@@ -89,6 +89,34 @@ pub fn on(node: Node) -> Value {
     json!({"nodeSelector": {"kubernetes.io/hostname": node.name()}})
 }
 
+/// What connecting from inside a pod's network comes to, for each address, whatever its image holds: `open`, `refused`,
+/// `no route`, `silence`. A program of this machine enters the network of one of the pod's processes.
+pub async fn connect_from(pod: &Pod, targets: &[(&str, u16)]) -> anyhow::Result<Vec<String>> {
+    let uid = pod.metadata.uid.as_deref().context("a pod without a uid")?;
+    let process = groups::process_of_pod(uid).with_context(|| format!("nothing runs of pod {:?}", pod.metadata.name))?;
+    let program = format!(
+        "import concurrent.futures as c
+{CONNECT}
+targets = {}
+with c.ThreadPoolExecutor(len(targets)) as pool: print('\\n'.join(pool.map(lambda target: connect(*target), targets)))",
+        serde_json::to_string(targets)?
+    );
+    let mut command = tokio::process::Command::new("nsenter");
+    command.args(["--target", &process.to_string(), "--net", "--", "python3", "-c", &program]);
+    let found: Vec<String> = super::run(&mut command, PATIENCE).await?.lines().map(str::to_owned).collect();
+    ensure!(found.len() == targets.len(), "{} answers for {} addresses", found.len(), targets.len());
+    Ok(found)
+}
+
+const CONNECT: &str = "import socket, errno
+def connect(host, port):
+    try:
+        socket.create_connection((host, port), 2).close()
+        return 'open'
+    except socket.gaierror: return 'no name'
+    except TimeoutError: return 'silence'
+    except OSError as e: return {errno.ECONNREFUSED: 'refused'}.get(e.errno, 'no route')";
+
 impl Space<'_> {
     pub fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.name)
@@ -138,14 +166,6 @@ impl Space<'_> {
 
     /// What connecting from a pod comes to: `open`, `refused`, `no route`, `silence` or `no name`.
     pub async fn connect(&self, pod: &str, host: &str, port: u16) -> anyhow::Result<String> {
-        let program = format!(
-            "import socket, errno
-try:
-    socket.create_connection(('{host}', {port}), 2).close(); print('open')
-except socket.gaierror: print('no name')
-except TimeoutError: print('silence')
-except OSError as e: print({{errno.ECONNREFUSED: 'refused'}}.get(e.errno, 'no route'))"
-        );
-        self.python(pod, &program).await
+        self.python(pod, &format!("{CONNECT}\nprint(connect('{host}', {port}))")).await
     }
 }

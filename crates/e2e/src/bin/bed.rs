@@ -37,6 +37,9 @@ enum Command {
     /// (internal) The way in from this machine.
     #[command(hide = true)]
     Gate { listen: SocketAddr, namespace: PathBuf },
+    /// (internal) Ends TLS before a control plane.
+    #[command(hide = true)]
+    Front { listen: SocketAddr, to: SocketAddr, certificate: PathBuf, key: PathBuf },
     /// (internal) Volumes for claims.
     #[command(hide = true)]
     Provision { kubeconfig: PathBuf, volumes: PathBuf },
@@ -67,6 +70,7 @@ fn act(arguments: Arguments) -> anyhow::Result<()> {
             Command::Status => status(&folder).await,
             Command::Shell => shell(&folder),
             Command::Down => Bed::down(&folder).await,
+            Command::Front { listen, to, certificate, key } => rlm_e2e::bed::front::serve(listen, to, &certificate, &key).await,
             Command::Provision { kubeconfig, volumes } => rlm_e2e::bed::provisioner::serve(&kubeconfig, &volumes).await,
             Command::Guard { id } => {
                 tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await?;

@@ -51,8 +51,7 @@ fn a_new_run_gets_its_policy_and_its_pods() {
     assert!(plan.delete.is_empty() && plan.look_again.is_none());
     assert!(plan.components.iter().all(|component| component.reason == Some(Reason::Creating)));
     let policy = serde_json::to_value(plan.policy.unwrap()).unwrap();
-    let own = json!({"podSelector": {"matchLabels": {"rlmesh.dev/run": "run_01j0000000000000000000000a"}}});
-    assert_eq!(policy["spec"]["egress"][0]["to"][0], own);
+    assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress"]));
     assert_eq!(policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]["rlmesh.dev/component"], "runner");
     assert_eq!(policy["spec"]["ingress"][0]["ports"], json!([{"port": 50051, "protocol": "TCP"}]));
     assert_eq!(policy["metadata"]["ownerReferences"][0]["uid"], "11111111-1111-1111-1111-111111111111");

@@ -1,12 +1,12 @@
 //! The run's NetworkPolicy: its runner reaches its models and environments on their port, and nobody else does. Pure.
 //!
-//! The namespace is default-deny; what every run may reach (proxy, agent) is in the chart's static policies.
+//! It says who may come in and nothing of what goes out: the namespace is default-deny, and what every run may reach is in the
+//! chart's static policies. One policy that says both would let a run's pods reach each other on networks (kube-router) that
+//! take a policy's way out for a way in wherever it selects both ends.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::networking::v1::{
-    NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
-};
+use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
@@ -33,11 +33,10 @@ pub fn build(run: &RLMeshRun, settings: &Settings) -> NetworkPolicy {
             ..ObjectMeta::default()
         },
         spec: Some(NetworkPolicySpec {
-            pod_selector: Some(selector(own.clone())),
-            policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
+            pod_selector: Some(selector(own)),
+            policy_types: Some(vec!["Ingress".to_owned()]),
             ingress: Some(vec![NetworkPolicyIngressRule { from: Some(vec![peer(runner)]), ports: Some(vec![port()]) }]),
-            // Wider than it looks needed: each end has to agree, and the other end's ingress names the runner alone.
-            egress: Some(vec![NetworkPolicyEgressRule { to: Some(vec![peer(own)]), ports: Some(vec![port()]) }]),
+            egress: None,
         }),
     }
 }

@@ -1,6 +1,7 @@
 //! Runs as pods: the cluster's executor. Asks for them through `RLMeshRun`s and watches what becomes of them; the controller
 //! alone makes pods.
 
+mod caps;
 mod logs;
 mod place;
 mod resource;
@@ -25,19 +26,24 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::caps::{No, Use};
 use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
 use super::{Executor, no_logs};
-use crate::controller::run::pod::LABEL_RUN;
+use crate::controller::run::pod::{LABEL_COMPONENT, LABEL_RUN};
 use crate::crd::run::{AgentEndpoint, Component, RLMeshRun};
 use crate::runners::Runners;
 use crate::spool::{RunKey, Spool, SpoolError};
+use crate::walls::{self, Walls};
 
+pub use self::caps::Caps;
 pub use self::reviewer::TokenReviewer;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// How often nodes are looked at, and objects that nobody holds.
 const LOOK: Duration = Duration::from_secs(30);
+const WALLS_STAND: Duration = Duration::from_secs(60);
+const WALLS_MISSING: Duration = Duration::from_secs(5);
 /// Most of a log reply.
 const LOG_REPLY: i64 = 256 << 10;
 
@@ -48,8 +54,9 @@ pub struct Options {
     pub namespace: String,
     /// Where runners report to.
     pub endpoint: AgentEndpoint,
-    /// Runs at once; 0: no limit.
-    pub max_runs: usize,
+    pub caps: Caps,
+    /// Whether runs wait until the network is known to enforce policies.
+    pub require_enforcement: bool,
     pub version: &'static str,
 }
 
@@ -63,7 +70,10 @@ pub(crate) struct Cluster {
     /// Components of each run that somebody watches, by the object's name.
     observed: Mutex<HashMap<String, watch::Sender<Vec<Component>>>>,
     inventory: Mutex<v1::Inventory>,
-    max_runs: usize,
+    caps: Caps,
+    used: Mutex<Use>,
+    require_enforcement: bool,
+    walls: watch::Sender<Walls>,
     version: &'static str,
     /// The agent ends; the pods go on.
     closing: CancellationToken,
@@ -82,6 +92,37 @@ impl Cluster {
                 () = self.closing.cancelled() => return None,
                 () = tokio::time::sleep(Duration::from_secs(2)) => {}
             }
+        }
+    }
+
+    fn with_used<T>(&self, act: impl FnOnce(&mut Use) -> T) -> T {
+        act(&mut self.used.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Why no run may start yet.
+    fn wall_missing(&self) -> Option<String> {
+        if !self.require_enforcement {
+            return None;
+        }
+        let why = match &*self.walls.borrow() {
+            Walls::Enforced => return None,
+            Walls::NotEnforced(why) => format!("this cluster's network does not enforce NetworkPolicies: {why}"),
+            Walls::Unknown(why) => format!("whether this cluster's network enforces NetworkPolicies is not known: {why}"),
+        };
+        Some(format!("{why} (networkPolicy.requireEnforcement: false runs evaluations all the same)"))
+    }
+
+    /// Asks the probe whether the walls stand.
+    async fn look_at_walls(&self) -> Walls {
+        let probes = ListParams::default().labels(&format!("{LABEL_COMPONENT}={}", walls::COMPONENT));
+        let address = match tokio::time::timeout(DEADLINE, self.pods.list(&probes)).await {
+            Ok(Ok(pods)) => pods.items.iter().find_map(|pod| pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()),
+            Ok(Err(error)) => return Walls::Unknown(format!("the wall probe's pod can't be looked for: {error}")),
+            Err(_) => return Walls::Unknown("the wall probe's pod can't be looked for in time".to_owned()),
+        };
+        match address {
+            Some(address) => walls::check(address).await,
+            None => Walls::Unknown("the wall probe's pod (rlmesh-wall-probe) does not run".to_owned()),
         }
     }
 
@@ -140,22 +181,28 @@ impl Cluster {
 
 impl Cell for Cluster {
     type Place = place::PodRun;
-    type Grant = ();
+    type Grant = Use;
 
-    fn admit(&self, _: &RunSpec, active: usize) -> Admission<()> {
-        if self.max_runs > 0 && active >= self.max_runs {
-            return Admission::Wait(Wait {
-                cause: "capacity",
-                message: format!("{active} runs are going on, as many as runs.maxRuns allows"),
-                holds_others: true,
-            });
+    fn admit(&self, spec: &RunSpec, active: usize) -> Admission<Use> {
+        if let Some(message) = self.wall_missing() {
+            return Admission::Wait(Wait { cause: "networkPolicy", message, holds_others: true });
         }
-        Admission::Start(())
+        let need = Use::most(spec);
+        self.with_used(|used| match self.caps.admit(need, *used, active) {
+            Ok(()) => {
+                used.add(need);
+                Admission::Start(need)
+            }
+            Err(No::Now(wait)) => Admission::Wait(wait),
+            Err(No::Never(failure)) => Admission::Never(failure),
+        })
     }
 
-    fn release(&self, (): ()) {}
+    fn release(&self, held: Use) {
+        self.with_used(|used| used.subtract(held));
+    }
 
-    fn prepare(self: Arc<Self>, assignment: Assignment, (): ()) -> BoxFuture<'static, Result<Prepared<place::PodRun>, Failure>> {
+    fn prepare(self: Arc<Self>, assignment: Assignment, _: Use) -> BoxFuture<'static, Result<Prepared<place::PodRun>, Failure>> {
         place::prepare(self, assignment).boxed()
     }
 }
@@ -177,7 +224,10 @@ impl KubernetesExecutor {
             endpoint: options.endpoint,
             observed: Mutex::default(),
             inventory: Mutex::default(),
-            max_runs: options.max_runs,
+            caps: options.caps,
+            used: Mutex::default(),
+            require_enforcement: options.require_enforcement,
+            walls: watch::Sender::new(Walls::Unknown("it was not looked at yet".to_owned())),
             version: options.version,
             closing: CancellationToken::new(),
         });
@@ -192,7 +242,35 @@ impl KubernetesExecutor {
         self.runs.resume().await?;
         let executor = self.clone();
         self.cluster.shared.tasks.spawn(async move { executor.sweep().await });
+        let executor = self.clone();
+        self.cluster.shared.tasks.spawn(async move { executor.keep_looking_at_walls().await });
         Ok(())
+    }
+
+    /// Whether the network's walls stand, as it is known.
+    #[must_use]
+    pub fn walls(&self) -> watch::Receiver<Walls> {
+        self.cluster.walls.subscribe()
+    }
+
+    /// Often until they are known to stand, seldom afterwards.
+    async fn keep_looking_at_walls(&self) {
+        loop {
+            let seen = self.cluster.look_at_walls().await;
+            let pause = if seen == Walls::Enforced { WALLS_STAND } else { WALLS_MISSING };
+            if self.cluster.walls.send_if_modified(|known| std::mem::replace(known, seen.clone()) != seen) {
+                match &seen {
+                    Walls::Enforced => tracing::info!("the network enforces NetworkPolicies"),
+                    Walls::NotEnforced(why) => tracing::error!("the network does not enforce NetworkPolicies: {why}"),
+                    Walls::Unknown(why) => tracing::warn!("whether the network enforces NetworkPolicies is not known: {why}"),
+                }
+                self.runs.schedule();
+            }
+            tokio::select! {
+                () = self.cluster.closing.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
     }
 
     /// Looks at the nodes, and deletes the objects of runs that this agent does not hold, until it ends.

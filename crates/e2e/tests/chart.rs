@@ -1,0 +1,378 @@
+//! The chart on a real Kubernetes, as it is: a whole installation from images, by Helm, behind the real host name; what each
+//! kind of pod can reach; and whether the agent notices that a network enforces nothing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::ListParams;
+use rlm_e2e::bed::names::{API_HOST, DNS_SERVICE, REGISTRY_HOST, REGISTRY_PASSWORD, REGISTRY_USER};
+use rlm_e2e::bed::shared::{Shared, shared};
+use rlm_e2e::bed::space::{connect_from, pod, with_space};
+use rlm_e2e::bed::{Place, run};
+use rlm_e2e::processes::{Process, clean_command, tail};
+use rlm_e2e::{Tools, wait_for};
+use serde_json::{Value, json};
+
+const LIMIT: Duration = Duration::from_secs(150);
+const SYSTEM: &str = "rlmesh-system";
+const RUNS: &str = "rlmesh-runs";
+const GATEWAY: &str = "10.77.0.1";
+
+struct Installation<'a> {
+    shared: &'a Shared,
+    tools: Tools,
+    folder: tempfile::TempDir,
+    port: u16,
+    key: String,
+}
+
+impl<'a> Installation<'a> {
+    fn new(shared: &'a Shared) -> anyhow::Result<Self> {
+        let tools = rlm_e2e::tools().context("the programs are there, since there is a bed")?;
+        let port = 22_000 + u16::try_from(std::process::id() % 1_000)?;
+        Ok(Self { shared, tools, folder: tempfile::tempdir()?, port, key: String::new() })
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{name}.log"))
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// A program of ours inside the bed's network.
+    fn inside(&self, program: &str) -> anyhow::Result<std::process::Command> {
+        let entered = self.shared.bed.enter(Place::Gateway)?;
+        let (enter, rest) = entered.split_first().context("no way in")?;
+        let mut command = clean_command(std::path::Path::new(enter));
+        command.args(rest).arg(self.tools.program(program));
+        Ok(command)
+    }
+
+    /// The control plane, and what ends TLS before it.
+    async fn start_control_plane(&mut self) -> anyhow::Result<[Process; 2]> {
+        let state = self.folder.path().join("server");
+        let mut setup = tokio::process::Command::from(clean_command(&self.tools.program("rlmesh-server")));
+        let setup = run(setup.arg("local-setup").arg("--state-dir").arg(&state), LIMIT).await?;
+        self.key = serde_json::from_str::<Value>(&setup)?["apiKey"].as_str().context("no key")?.to_owned();
+        let mut command = self.inside("rlmesh-server")?;
+        command.args(["serve", "--die-with-parent", "--public-url", &format!("https://{API_HOST}"), "--allowed-host", API_HOST]);
+        let config = self.folder.path().join("server.toml");
+        // The agent of `claim` is gone with its session, and makes way sooner.
+        std::fs::write(&config, "[timings]\nheartbeat = 1\ndisconnected-after = 4\n")?;
+        command.arg("--config").arg(&config).arg("--state-dir").arg(&state).arg("--listen").arg(format!("127.0.0.1:{}", self.port));
+        let server = Process::start("server", &mut command, &self.log("server"))?;
+        let mut command = self.inside("bed")?;
+        let layout = &self.shared.bed.layout;
+        command.arg("front").arg(format!("{GATEWAY}:443")).arg(format!("127.0.0.1:{}", self.port));
+        command.args([layout.pki("api.crt"), layout.pki("api.key")]);
+        let front = Process::start("front", &mut command, &self.log("front"))?;
+        wait_for("the server", LIMIT, async || Ok(self.rlmesh(&["clusters", "list", "-o", "json"]).await.ok())).await?;
+        Ok([server, front])
+    }
+
+    async fn rlmesh(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let mut command = self.inside("rlmesh")?;
+        command.args(arguments).env("HOME", self.folder.path()).env("RLMESH_API_KEY", &self.key);
+        command.env("RLMESH_PLATFORM_URL", self.url());
+        run(&mut command.into(), LIMIT).await
+    }
+
+    async fn json(&self, arguments: &[&str]) -> anyhow::Result<Value> {
+        Ok(serde_json::from_str(&self.rlmesh(&[arguments, &["-o", "json"]].concat()).await?)?)
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let program = "import json, sys, urllib.request
+url, key, body = sys.argv[1:]
+request = urllib.request.Request(url, body.encode(), {'authorization': 'Bearer ' + key, 'content-type': 'application/json'})
+print(urllib.request.urlopen(request, timeout=20).read().decode())";
+        let entered = self.shared.bed.enter(Place::Gateway)?;
+        let (enter, rest) = entered.split_first().context("no way in")?;
+        let mut command = tokio::process::Command::new(enter);
+        command.args(rest).args(["python3", "-c", program, &format!("{}{path}", self.url()), &self.key, &body.to_string()]);
+        Ok(serde_json::from_str(&run(&mut command, LIMIT).await?)?)
+    }
+
+    /// A cluster's control credential, claimed as an agent does it. Its file.
+    async fn claim(&self) -> anyhow::Result<PathBuf> {
+        let made = self.post("/v1/clusters", &json!({"name": "bed"})).await?;
+        let id = made["id"].as_str().context("no id")?;
+        let token = self.post(&format!("/v1/clusters/{id}/join-tokens"), &json!({})).await?;
+        let file = self.folder.path().join("join-token");
+        std::fs::write(&file, token["token"].as_str().context("no token")?)?;
+        let state = self.folder.path().join("claimed");
+        let mut command = self.inside("rlmesh-cluster-agent")?;
+        command.args(["--server", &self.url(), "--die-with-parent", "--state"]).arg(&state).arg("--join-token-file").arg(&file);
+        let mut agent = Process::start("claim", &mut command, &self.log("claim"))?;
+        let credentials: Value = wait_for("the credentials", LIMIT, async || {
+            Ok(std::fs::read(state.join("credentials.json")).ok().and_then(|text| serde_json::from_slice(&text).ok()))
+        })
+        .await?;
+        agent.kill().await?;
+        let control = credentials["credentials"].as_array().into_iter().flatten().find(|one| one["purpose"] == "control");
+        let file = self.folder.path().join("control");
+        std::fs::write(&file, control.and_then(|one| one["secret"].as_str()).context("no control credential")?)?;
+        Ok(file)
+    }
+
+    async fn helm(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let layout = &self.shared.bed.layout;
+        let mut command = tokio::process::Command::new(layout.tool("helm", "helm"));
+        command.arg("--kubeconfig").arg(layout.kubeconfig("admin")).args(["--namespace", SYSTEM]).args(arguments);
+        for (variable, folder) in [("HELM_CACHE_HOME", "cache"), ("HELM_CONFIG_HOME", "config"), ("HELM_DATA_HOME", "data")] {
+            command.env(variable, self.folder.path().join(folder));
+        }
+        run(&mut command, LIMIT).await
+    }
+
+    /// What an admin with Secrets of their own does, and `helm install`.
+    async fn install(&self) -> anyhow::Result<()> {
+        let control = self.claim().await?;
+        let bed = &self.shared.bed;
+        bed.kubectl(&["create", "namespace", SYSTEM]).await?;
+        let from = format!("--from-file=control={}", control.display());
+        bed.kubectl(&["--namespace", SYSTEM, "create", "secret", "generic", "rlmesh-secrets", &from]).await?;
+        self.pull_secret(SYSTEM).await?;
+        let digest = |repository: &str| anyhow::Ok(self.shared.image(repository)?.split_once('@').context("no digest")?.1.to_owned());
+        let values = json!({
+            "credentials": {"controlSecret": "rlmesh-secrets"},
+            "images": {
+                "agent": {"digest": digest("rlmesh/rlmesh-cluster-agent")?},
+                "controller": {"digest": digest("rlmesh/rlmesh-cluster-controller")?},
+                "runner": {"digest": digest("rlmesh/rlmesh-runner")?},
+            },
+            "platform": {"caBundle": std::fs::read_to_string(bed.layout.pki("private-ca.crt"))?},
+        });
+        let file = self.folder.path().join("values.json");
+        std::fs::write(&file, values.to_string())?;
+        let chart = self.tools.root.join("charts/rlmesh-runtime").display().to_string();
+        self.helm(&["install", "rlmesh", &chart, "--values", &file.display().to_string()]).await?;
+        self.pull_secret(RUNS).await?;
+        for what in [(SYSTEM, "rlmesh-cluster-agent"), (SYSTEM, "rlmesh-cluster-controller"), (RUNS, "rlmesh-wall-probe")] {
+            bed.kubectl(&["--namespace", what.0, "rollout", "status", &format!("deployment/{}", what.1), "--timeout=55s"])
+                .await
+                .with_context(|| format!("{} does not come up", what.1))?;
+        }
+        Ok(())
+    }
+
+    async fn pull_secret(&self, namespace: &str) -> anyhow::Result<()> {
+        let bed = &self.shared.bed;
+        let (server, user, password) = (
+            format!("--docker-server={REGISTRY_HOST}"),
+            format!("--docker-username={REGISTRY_USER}"),
+            format!("--docker-password={REGISTRY_PASSWORD}"),
+        );
+        let what = ["--namespace", namespace, "create", "secret", "docker-registry", "rlmesh-registry-pull", &server, &user, &password];
+        bed.kubectl(&what).await.map(drop)
+    }
+
+    async fn remove(&self) -> anyhow::Result<()> {
+        self.helm(&["uninstall", "rlmesh"]).await?;
+        let bed = &self.shared.bed;
+        // What users keep in it is theirs; here it is ours.
+        let kept = bed.kubectl(&["get", "namespace", RUNS, "--output=name"]).await?;
+        ensure!(kept.contains(RUNS), "the namespace of runs went with the release");
+        bed.kubectl(&["delete", "namespace", RUNS, SYSTEM, "--wait=false"]).await.map(drop)
+    }
+
+    async fn condition(&self) -> anyhow::Result<Value> {
+        let listed = self.json(&["clusters", "list"]).await?;
+        let id = listed[0]["id"].as_str().context("no cluster")?.to_owned();
+        let cluster = self.json(&["clusters", "get", &id]).await?;
+        let found = cluster["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == "NetworkPolicyEnforced");
+        Ok(found.cloned().unwrap_or_default())
+    }
+
+    async fn submit(&self, episodes: u64) -> anyhow::Result<String> {
+        let request = json!({
+            "name": "by the chart",
+            "models": [{"id": "balancer", "image": self.shared.image("user/quickstart-model")?}],
+            "environments": [{"id": "cartpole", "image": self.shared.image("user/quickstart-env")?}],
+            "tasks": [{"env": "cartpole", "taskId": "cartpole/balance", "params": {}, "episodes": episodes, "seed": 0, "workers": 2,
+                       "maxEpisodeSteps": 50, "success": {"metric": "reward", "atLeast": 50}}],
+        });
+        let file = self.folder.path().join("request.json");
+        std::fs::write(&file, request.to_string())?;
+        Ok(self.rlmesh(&["eval", "submit", &file.display().to_string(), "-o", "name"]).await?.trim().to_owned())
+    }
+
+    async fn pods(&self, namespace: &str, selector: &str) -> anyhow::Result<Vec<Pod>> {
+        let pods: Api<Pod> = Api::namespaced(self.shared.bed.client().await?, namespace);
+        Ok(pods.list(&ListParams::default().labels(selector)).await?.items)
+    }
+
+    async fn one(&self, namespace: &str, selector: &str) -> anyhow::Result<Pod> {
+        self.pods(namespace, selector).await?.pop().with_context(|| format!("no pod {selector}"))
+    }
+
+    async fn address(&self, namespace: &str, selector: &str) -> anyhow::Result<String> {
+        let address = self.one(namespace, selector).await?.status.and_then(|status| status.pod_ip);
+        address.with_context(|| format!("no address of {selector}"))
+    }
+}
+
+#[tokio::test]
+async fn the_chart_installs_runs_evaluations_and_walls_them_off() -> anyhow::Result<()> {
+    let Some(shared) = shared().await? else { return Ok(()) };
+    let _alone = shared.alone().await;
+    let mut installation = Installation::new(shared)?;
+    let _control_plane = installation.start_control_plane().await?;
+    let ended = match installation.install().await {
+        Ok(()) => scenario(&installation).await,
+        failed => failed,
+    };
+    if ended.is_err() {
+        for (namespace, deployment) in
+            [(SYSTEM, "rlmesh-cluster-agent"), (SYSTEM, "rlmesh-cluster-controller"), (RUNS, "rlmesh-wall-probe")]
+        {
+            for arguments in [["logs", "--tail=20"], ["describe", "--show-events"]] {
+                let target = format!("deployment/{deployment}");
+                let said = shared.bed.kubectl(&["--namespace", namespace, arguments[0], arguments[1], &target]).await;
+                eprintln!("{deployment}: {}", said.unwrap_or_else(|error| format!("{error:#}")));
+            }
+            let pods = shared.bed.kubectl(&["--namespace", namespace, "get", "pods,events", "--output=wide"]).await;
+            eprintln!("{}", pods.unwrap_or_default());
+        }
+        eprintln!("server: {}", tail(&installation.log("server"), 20));
+    }
+    let removed = installation.remove().await;
+    ended.and(removed)
+}
+
+async fn scenario(installation: &Installation<'_>) -> anyhow::Result<()> {
+    wait_for("the walls to be known to stand", LIMIT, async || Ok((installation.condition().await?["status"] == "True").then_some(())))
+        .await?;
+    let id = installation.submit(100_000).await?;
+    wait_for("rows of the first evaluation", LIMIT, async || {
+        let detail = installation.json(&["eval", "get", &id]).await?;
+        ensure!(detail["status"] != "failed", "{detail:#}");
+        Ok((detail["progress"]["completedEpisodes"].as_u64() >= Some(5)).then_some(()))
+    })
+    .await?;
+    what_pods_reach(installation).await?;
+    installation.rlmesh(&["eval", "cancel", &id]).await?;
+    wait_for("the pods to go", LIMIT, async || Ok(installation.pods(RUNS, "rlmesh.dev/run").await?.is_empty().then_some(()))).await?;
+    let id = installation.submit(200).await?;
+    wait_for("the end", LIMIT, async || {
+        let detail = installation.json(&["eval", "get", &id]).await?;
+        ensure!(detail["status"] != "failed", "{detail:#}");
+        Ok((detail["status"] == "completed").then_some(()))
+    })
+    .await?;
+    let export = installation.rlmesh(&["eval", "export", &id]).await?;
+    let rows: Vec<Value> = export.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    ensure!(rows.len() == 200, "{} rows", rows.len());
+    for (seed, row) in (0_u64..).zip(&rows) {
+        ensure!(row["seed"] == seed && row["reward"] == 50.0 && row["steps"] == 50 && row["success"] == true, "{row}");
+    }
+    without_enforcement(installation).await
+}
+
+/// From inside each kind of pod: what is allowed works, and nothing else does.
+async fn what_pods_reach(installation: &Installation<'_>) -> anyhow::Result<()> {
+    // A pod of another namespace that anybody may reach, to see that what is refused below is refused by the other end.
+    let image = installation.shared.image("user/quickstart-env")?;
+    with_space(&installation.shared.bed, "elsewhere", async |space| {
+        let listens = ["python3", "-m", "http.server", "8000"];
+        let elsewhere = space.run(pod("open", image, &listens, json!({}))).await?;
+        wait_for("the open pod to answer", LIMIT, async || Ok((space.connect("open", &elsewhere, 8000).await? == "open").then_some(())))
+            .await?;
+        let agent = installation.address(SYSTEM, "app.kubernetes.io/name=rlmesh-cluster-agent").await?;
+        let probe = installation.address(RUNS, "rlmesh.dev/component=wall-probe").await?;
+        let environment = installation.address(RUNS, "rlmesh.dev/instance=env-0-0").await?;
+        let model = installation.address(RUNS, "rlmesh.dev/instance=model-0").await?;
+        let forbidden = [
+            ("the Kubernetes API", "10.96.0.1", 443),
+            ("the Kubernetes API behind its Service", GATEWAY, 6443),
+            ("the control plane", GATEWAY, 443),
+            ("the registry", "10.77.0.2", 443),
+            ("a node", "10.77.0.11", 10250),
+            ("another node", "10.77.0.12", 10250),
+            ("the metadata address", "169.254.169.254", 80),
+            ("names", DNS_SERVICE, 53),
+            ("another namespace", elsewhere.as_str(), 8000),
+            ("the agent's admin port", agent.as_str(), 9090),
+            ("the wall probe", probe.as_str(), 7080),
+        ];
+        let allowed = [("the agent", agent.as_str(), 7443), ("the environment", &environment, 50051), ("the model", &model, 50051)];
+        for kind in ["model", "environment", "runner", "wall-probe"] {
+            let from = installation.one(RUNS, &format!("rlmesh.dev/component={kind}")).await?;
+            let own = from.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
+            // One's own ports are no way out.
+            let targets: Vec<_> = forbidden.iter().chain(&allowed).filter(|(_, host, _)| *host != own).collect();
+            let addresses: Vec<_> = targets.iter().map(|(_, host, port)| (*host, *port)).collect();
+            for ((what, host, port), found) in targets.iter().zip(connect_from(&from, &addresses).await?) {
+                let may = kind == "runner" && allowed.iter().any(|one| one.0 == *what);
+                ensure!((found == "open") == may, "{what} ({host}:{port}) is {found} to the {kind} pod");
+            }
+        }
+        // A run can't be reached from elsewhere.
+        let ports = [
+            (environment.as_str(), 50051),
+            (model.as_str(), 50051),
+            (agent.as_str(), 7443),
+            (agent.as_str(), 9090),
+            (probe.as_str(), 7080),
+        ];
+        for (port, found) in ports.iter().zip(connect_from(&space.pods().get("open").await?, &ports).await?) {
+            ensure!(found != "open", "{port:?} is open to a pod of another namespace");
+        }
+        // Our own pods reach what they need and no more.
+        let agent_pod = installation.one(SYSTEM, "app.kubernetes.io/name=rlmesh-cluster-agent").await?;
+        let needs = [("10.96.0.1", 443), (GATEWAY, 443), (DNS_SERVICE, 53), (probe.as_str(), 7080)];
+        ensure!(connect_from(&agent_pod, &needs).await?.iter().all(|found| found == "open"), "the agent does not reach all of {needs:?}");
+        let controller = installation.one(SYSTEM, "app.kubernetes.io/name=rlmesh-cluster-controller").await?;
+        ensure!(connect_from(&controller, &needs[..1]).await? == ["open"], "the controller does not reach the Kubernetes API");
+        for from in [&agent_pod, &controller] {
+            let others = [(elsewhere.as_str(), 8000), (environment.as_str(), 50051), ("10.77.0.11", 10250)];
+            let found = connect_from(from, &others).await?;
+            ensure!(found.iter().all(|found| found != "open"), "{others:?} are {found:?} to {:?}", from.metadata.name);
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// A network that enforces nothing is noticed, evaluations wait and say why, and go on when it does.
+async fn without_enforcement(installation: &Installation<'_>) -> anyhow::Result<()> {
+    let bed = &installation.shared.bed;
+    bed.policies_off().await?;
+    wait_for("the missing walls to be noticed", LIMIT, async || {
+        let condition = installation.condition().await?;
+        Ok((condition["status"] == "False" && condition["reason"] == "NotEnforced").then_some(()))
+    })
+    .await?;
+    let id = installation.submit(10).await?;
+    let waiting = wait_for("the evaluation to say what it waits for", LIMIT, async || {
+        let detail = installation.json(&["eval", "get", &id]).await?;
+        Ok(detail["waiting"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .chain([&detail["waiting"]])
+            .find(|one| one["cause"] == "networkPolicy")
+            .cloned())
+    })
+    .await?;
+    let message = waiting["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("does not enforce NetworkPolicies") && message.contains("requireEnforcement"), "{message}");
+    ensure!(waiting["since"].is_string(), "{waiting}");
+    let pods = installation.pods(RUNS, "rlmesh.dev/run").await?;
+    ensure!(pods.is_empty(), "{} pods of runs without walls", pods.len());
+    bed.policies_on().await?;
+    wait_for("the evaluation to be carried out behind walls", LIMIT, async || {
+        let detail = installation.json(&["eval", "get", &id]).await?;
+        if detail["status"] == "failed" {
+            bail!("{detail:#}");
+        }
+        Ok((detail["status"] == "completed").then_some(()))
+    })
+    .await?;
+    Ok(())
+}
