@@ -290,7 +290,12 @@ impl<C: Cell> Runs<C> {
         if queued.is_none() && self.held(key).await.is_some_and(|held| held.ended) {
             return;
         }
-        self.record_end(key, status(Phase::Cancelled, "", "", now_ms(), None, None), RunEnd::Cancelled, queued.and_then(|queued| queued.telling));
+        self.record_end(
+            key,
+            status(Phase::Cancelled, "", "", now_ms(), None, None),
+            RunEnd::Cancelled,
+            queued.and_then(|queued| queued.telling),
+        );
         self.schedule();
     }
 

@@ -33,6 +33,9 @@ pub struct Condition {
     pub status: String,
     pub reason: String,
     pub message: String,
+    /// Since when it has had this status, as far as its session has seen.
+    #[serde(default, rename = "sinceMs", skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<i64>,
 }
 
 /// A registered cluster.
