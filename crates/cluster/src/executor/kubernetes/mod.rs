@@ -117,13 +117,25 @@ impl Cluster {
         self.with_observed(|observed| observed.remove(name));
     }
 
+    /// The watch shows the run.
     fn saw(&self, run: &RLMeshRun) {
+        self.show(run, |_| true);
+    }
+
+    /// The run was found after [`Cluster::observe`]: the watch may have shown it before, and nothing since.
+    fn found_again(&self, run: &RLMeshRun) {
+        self.show(run, <[Component]>::is_empty);
+    }
+
+    fn show(&self, run: &RLMeshRun, wanted: impl Fn(&[Component]) -> bool) {
         let components = run.status.as_ref().map(|status| status.components.clone()).unwrap_or_default();
         self.with_observed(|observed| {
             if let Some(sender) = observed.get(&run.name_any()) {
                 sender.send_if_modified(|known| {
-                    let changed = *known != components;
-                    *known = components;
+                    let changed = wanted(known) && *known != components;
+                    if changed {
+                        *known = components;
+                    }
                     changed
                 });
             }

@@ -64,9 +64,11 @@ pub async fn prepare(cluster: Arc<Cluster>, assignment: Assignment) -> Result<Pr
     let spec = assignment.spec;
     let object = resource::spec(&spec, &cluster.endpoint)?;
     let name = resource::name(spec.run_id);
+    let observed = cluster.observe(&name);
     let found = cluster.found(assignment.key, &name).await;
     let (mut attempts, mut restarts, mut released_attempts) = (HashMap::new(), BTreeMap::new(), BTreeMap::new());
     if let Some(found) = &found {
+        cluster.found_again(found);
         // Both only grow: what an earlier agent has written stays written.
         restarts.clone_from(&found.spec.restarts);
         released_attempts.clone_from(&found.spec.released_attempts);
@@ -92,7 +94,7 @@ pub async fn prepare(cluster: Arc<Cluster>, assignment: Assignment) -> Result<Pr
         ..Provenance::default()
     };
     let place = PodRun {
-        observed: cluster.observe(&name),
+        observed,
         runner_attempts: Mutex::new(attempts.remove(RUNNER).unwrap_or(0)),
         cluster,
         key: assignment.key,
