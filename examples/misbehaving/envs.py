@@ -35,6 +35,8 @@ MODES = (
     "hang",
     "hang_reset",
     "slow_step",  # sleeps `seconds` in a step
+    "memory",  # takes memory in a step, 4 GiB at most, as a leak does in time
+    "shm",  # writes to /dev/shm in a step until it is full, 4 GiB at most
     "wrong_shape",  # an observation of another shape than declared
     "nan_observation",
     "nan_reward",
@@ -203,6 +205,14 @@ class MisbehavingEnv(gymnasium.Wrapper):
                 hang()
             case "slow_step":
                 time.sleep(self._seconds)
+            case "memory":
+                hoard = [bytearray(b"x") * (16 << 20) for _ in range(256)]
+                raise RuntimeError(f"misbehaving environment: nobody minded {len(hoard)} times 16 MiB")
+            case "shm":
+                with open("/dev/shm/misbehaving", "wb", buffering=0) as file:
+                    for _ in range(256):
+                        file.write(b"x" * (16 << 20))
+                raise RuntimeError("misbehaving environment: nobody minded a full /dev/shm")
             case "wrong_shape":
                 observation = np.zeros(7, dtype=np.float32)
             case "nan_observation":

@@ -128,8 +128,10 @@ pub enum RunEvent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Waiting {
-    /// Stable: `noCluster`, `clusterDisconnected`, `clusterDraining`, `capacity`, `gpu`, `modelStarting`,
-    /// `environmentStarting`, `imagePull`, `unschedulable`, `artifact`, `retry`.
+    /// Stable. Before a cluster has it: `noCluster`, `clusterDisconnected`, `clusterDraining`, `capacity`, `gpu`. At its
+    /// cluster: `capacity`, `gpu`, `serverInUse`, `modelStarting`, `environmentStarting`, `imagePull`, `unschedulable`, `quota`,
+    /// `secretMissing`, `artifacts`, `apiUnavailable`, `controllerAway`. While its results can't come: `clusterDisconnected`,
+    /// `spoolFull`.
     pub cause: String,
     pub since: chrono::DateTime<chrono::Utc>,
     pub message: String,

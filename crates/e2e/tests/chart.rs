@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::ListParams;
-use rlm_e2e::bed::names::{API_HOST, DNS_SERVICE, REGISTRY_HOST, REGISTRY_PASSWORD, REGISTRY_USER};
+use rlm_e2e::bed::names::{API_HOST, DNS_SERVICE, GATEWAY, REGISTRY_HOST, REGISTRY_PASSWORD, REGISTRY_USER};
 use rlm_e2e::bed::shared::{Shared, shared};
 use rlm_e2e::bed::space::{connect_from, pod, with_space};
 use rlm_e2e::bed::{Place, run};
@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 const LIMIT: Duration = Duration::from_secs(150);
 const SYSTEM: &str = "rlmesh-system";
 const RUNS: &str = "rlmesh-runs";
-const GATEWAY: &str = "10.77.0.1";
 
 struct Installation<'a> {
     shared: &'a Shared,

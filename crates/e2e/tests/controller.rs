@@ -1,19 +1,19 @@
 //! The controller against a real Kubernetes: with the rights of the chart and no others, killed on the way, and alone in
 //! what it makes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use rlm_cluster::crd::run::{Component, ComponentPhase, RLMeshRun, Reason, RunPhase};
+use rlm_e2e::bed::lab;
 use rlm_e2e::bed::shared::{Shared, shared};
 use rlm_e2e::bed::space::{PULL_SECRET, Space, pod, with_space};
-use rlm_e2e::processes::{Process, clean_command, tail};
+use rlm_e2e::processes::{Process, tail};
 use rlm_e2e::{Signal, Tools, wait_for};
 use serde_json::{Value, json};
 
@@ -34,33 +34,9 @@ impl<'a> Lab<'a> {
     async fn new(shared: &'a Shared, space: Space<'a>) -> anyhow::Result<Self> {
         let tools = rlm_e2e::tools().context("the programs are there, since there is a bed")?;
         let folder = tempfile::tempdir()?;
-        let chart = tools.root.join("charts/rlmesh-runtime");
-        space.bed.kubectl(&["apply", "--server-side", "--filename", &chart.join("crds").display().to_string()]).await?;
-        let definitions: Api<CustomResourceDefinition> = Api::all(space.client.clone());
-        for name in ["rlmeshruns.rlmesh.dev", "rlmeshcaches.rlmesh.dev"] {
-            wait_for(&format!("{name} to be established"), LIMIT, async || {
-                let conditions = definitions.get(name).await?.status.and_then(|status| status.conditions).unwrap_or_default();
-                Ok(conditions.iter().any(|one| one.type_ == "Established" && one.status == "True").then_some(()))
-            })
-            .await?;
-        }
-        let rights = std::fs::read_to_string(chart.join("templates/controller-rbac.yaml"))?
-            .replace("{{ .Release.Namespace }}", &space.name)
-            .replace("namespace: rlmesh-runs", &format!("namespace: {}", space.name));
-        let file = folder.path().join("rights.yaml");
-        std::fs::write(&file, rights)?;
-        space.bed.kubectl(&["create", "serviceaccount", ACCOUNT, "--namespace", &space.name]).await?;
-        space.bed.kubectl(&["apply", "--filename", &file.display().to_string()]).await?;
-        let token = space.bed.kubectl(&["create", "token", ACCOUNT, "--namespace", &space.name, "--duration", "1h"]).await?;
-        let kubeconfig = folder.path().join("kubeconfig");
-        std::fs::write(&kubeconfig, as_account(Path::new(&space.bed.layout.kubeconfig("admin")), token.trim())?)?;
-        let settings = json!({
-            "namespace": space.name,
-            "runnerImage": shared.image("rlmesh/rlmesh-runner")?,
-            "podSecurity": {"runAsUser": 65532, "fsGroup": 65532},
-            "runs": {"imagePullSecrets": [PULL_SECRET]},
-        });
-        std::fs::write(folder.path().join("settings.yaml"), settings.to_string())?;
+        lab::define(&space, &tools).await?;
+        let kubeconfig = lab::account(&space, &tools, "controller", "admin", folder.path()).await?;
+        lab::settings(shared, &space, folder.path())?;
         Ok(Self { space, shared, tools, folder, kubeconfig })
     }
 
@@ -69,10 +45,7 @@ impl<'a> Lab<'a> {
     }
 
     fn controller(&self, name: &str) -> anyhow::Result<Process> {
-        let mut command = clean_command(&self.tools.program("rlmesh-cluster-controller"));
-        command.args(["run", "--lease-seconds", "3", "--lease-namespace", &self.space.name, "--identity", name, "--config"]);
-        command.arg(self.folder.path().join("settings.yaml")).env("KUBECONFIG", &self.kubeconfig);
-        Process::start(name, &mut command, &self.log(name))
+        lab::controller(&self.space, &self.tools, name, self.folder.path())
     }
 
     fn runs(&self) -> Api<RLMeshRun> {
@@ -125,16 +98,8 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// The administrator's file with another account's token in it.
-fn as_account(admin: &Path, token: &str) -> anyhow::Result<String> {
-    let mut config: Value = serde_yaml_ng::from_str(&std::fs::read_to_string(admin)?)?;
-    let user = config.pointer_mut("/users/0/user").context("no user")?;
-    *user = json!({"token": token});
-    Ok(serde_yaml_ng::to_string(&config)?)
-}
-
 /// Runs a test with a namespace and an account of its own.
-async fn lab(name: &str, test: impl AsyncFnOnce(&Lab<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
+async fn in_lab(name: &str, test: impl AsyncFnOnce(&Lab<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let Some(shared) = shared().await? else { return Ok(()) };
     let _calm = shared.calm().await;
     with_space(&shared.bed, name, async |space| {
@@ -147,7 +112,7 @@ async fn lab(name: &str, test: impl AsyncFnOnce(&Lab<'_>) -> anyhow::Result<()>)
 
 #[tokio::test]
 async fn the_schema_refuses_what_can_not_be() -> anyhow::Result<()> {
-    lab("schema", async |lab| {
+    in_lab("schema", async |lab| {
         let with = |pointer: &str, value: Value| -> anyhow::Result<RLMeshRun> {
             let mut request = lab.request()?;
             *request.pointer_mut(pointer).with_context(|| pointer.to_owned())? = value;
@@ -180,7 +145,7 @@ async fn the_schema_refuses_what_can_not_be() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_run_gets_its_pods_once_whoever_dies_and_leaves_none_behind() -> anyhow::Result<()> {
-    lab("controller", async |lab| {
+    in_lab("controller", async |lab| {
         let one = lab.controller("one")?;
         lab.create().await?;
         let ready = |component: &Component| component.phase == ComponentPhase::Ready;
@@ -221,7 +186,7 @@ async fn a_run_gets_its_pods_once_whoever_dies_and_leaves_none_behind() -> anyho
 
 #[tokio::test]
 async fn the_account_may_do_what_the_chart_says_and_nothing_else() -> anyhow::Result<()> {
-    lab("rights", async |lab| {
+    in_lab("rights", async |lab| {
         let account = rlm_e2e::bed::client(&lab.kubeconfig).await?;
         let name = &lab.space.name;
         let secrets: Api<k8s_openapi::api::core::v1::Secret> = Api::namespaced(account.clone(), name);

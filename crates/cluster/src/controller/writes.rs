@@ -62,7 +62,8 @@ fn refusal(what: &str, error: &kube::Error) -> WriteError {
     };
     let said = format!("{what}: {}", status.message);
     match status.code {
-        403 if status.message.contains("exceeded quota") => WriteError::Quota(said),
+        // A quota that was made just now has no status yet, and lets nothing through until it has.
+        403 if status.message.contains("exceeded quota") || status.message.contains("status unknown for quota") => WriteError::Quota(said),
         403 if status.message.contains("is being terminated") => WriteError::Unavailable(said),
         400 | 403 | 413 | 422 => WriteError::Refused(said),
         _ => WriteError::Unavailable(said),

@@ -75,7 +75,11 @@ pub fn arguments(component: Component, bed: &Layout) -> Vec<String> {
             &[format!("--kubeconfig={}", bed.kubeconfig("scheduler")), "--leader-elect=false".to_owned()],
         ),
         Component::Registry => vec![bed.tool("registry", "registry"), "serve".to_owned(), bed.path("registry.yaml")],
-        Component::Containerd(node) => words("containerd --config", &[bed.node_path(node, "containerd.toml")]),
+        // Trusted too where containerd asks the registry past its `hosts.toml`: after a 404 it does, and says what that came to.
+        Component::Containerd(node) => words(
+            &format!("env SSL_CERT_FILE={} containerd --config", bed.pki("private-ca.crt")),
+            &[bed.node_path(node, "containerd.toml")],
+        ),
         Component::Kubelet(node) => words(
             &bed.tool("kubernetes", "kubelet"),
             &[

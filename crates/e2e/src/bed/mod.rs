@@ -9,6 +9,7 @@ pub mod front;
 pub mod gate;
 pub mod groups;
 pub mod images;
+pub mod lab;
 mod launch;
 mod layout;
 pub mod names;
@@ -75,10 +76,15 @@ impl Bed {
     /// Clears away what an earlier one has left, and starts a bed. `tools` is what `scripts/bed-tools.sh` printed, `program`
     /// the `bed` program.
     pub async fn up(folder: &Path, tools: &str, program: &Path) -> anyhow::Result<Self> {
+        Ok(Self::up_alone(folder, tools, program).await?.0)
+    }
+
+    /// The same; nobody else starts or ends a bed there before the file is dropped.
+    pub async fn up_alone(folder: &Path, tools: &str, program: &Path) -> anyhow::Result<(Self, std::fs::File)> {
         if let Some(why) = missing() {
             bail!("{why}");
         }
-        let _alone = alone(folder).await?;
+        let held = alone(folder).await?;
         ensure!(
             !["/run", "/var/lib", "/var/log"].iter().any(|hidden| folder.starts_with(hidden)),
             "{} can't hold the bed: its nodes have a /run, a /var/lib and a /var/log of their own",
@@ -125,7 +131,7 @@ impl Bed {
         steps.done("both nodes Ready");
         bed.kubectl(&["rollout", "status", "--namespace=kube-system", "deployment/coredns", "--timeout=50s"]).await?;
         steps.done("names resolve");
-        Ok(bed)
+        Ok((bed, held))
     }
 
     /// Ends the bed that lies there, whole, in parts or already gone; removes its folder.

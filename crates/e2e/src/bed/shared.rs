@@ -5,16 +5,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{Bed, default_folder, missing};
+use crate::wait_for;
 
-/// A file in the folder of a bed that ends with the program which started it.
+/// A file in the folder of a bed that ends with the program which started it: that program's process id.
 const OWNED: &str = "owned";
-/// How long such a bed is waited for.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(90);
+/// How long the bed of a program that lives is waited for.
+const PATIENCE: Duration = Duration::from_secs(900);
+/// How long it may take to go once that program has ended.
+const FAREWELL: Duration = Duration::from_secs(90);
 
 /// A bed with every image in its registry.
 pub struct Shared {
@@ -24,6 +28,8 @@ pub struct Shared {
     calm: RwLock<()>,
     /// Waits for the end of this program on the other end of a pipe.
     _guard: Mutex<Option<Child>>,
+    /// As long as it is held nobody starts or ends a bed.
+    _held: Option<std::fs::File>,
 }
 
 impl Shared {
@@ -67,25 +73,36 @@ pub async fn shared() -> anyhow::Result<Option<&'static Shared>> {
 
 async fn start(tools: &str, bin: &Path, root: &Path) -> anyhow::Result<Shared> {
     let folder = default_folder();
-    // A bed of another program goes with it, maybe at this moment. One that outlived its guard is cleared away by the start.
     let owned = folder.join(OWNED);
-    let gone = crate::wait_for("the bed of another program to go", PATIENCE, async || Ok((!owned.exists()).then_some(()))).await;
+    let wait = async |what, limit, over: &(dyn Fn() -> bool + Sync)| wait_for(what, limit, async || Ok(over().then_some(()))).await;
+    // A bed of another program goes with it, maybe at this moment. One that outlived its guard is cleared away by the start.
+    let _ = wait("the program with the bed to end", PATIENCE, &|| !owner_lives(&owned)).await;
+    let gone = wait("the bed of another program to go", FAREWELL, &|| !owned.exists()).await;
     let found = if gone.is_ok() { Bed::attach(&folder) } else { Err(anyhow::anyhow!("its owner is gone")) };
-    let (bed, guard) = match found {
+    let (bed, guard, held) = match found {
         Ok(bed) => {
             bed.api_ready().await.context("a bed is there that doesn't answer; end it by `make bed-down`")?;
-            (bed, None)
+            (bed, None, None)
         }
         Err(_) => {
             let program = bin.join("bed");
-            let bed = Bed::up(&folder, tools, &program).await?;
-            std::fs::write(&owned, b"")?;
+            let (bed, held) = Bed::up_alone(&folder, tools, &program).await?;
+            std::fs::write(&owned, std::process::id().to_string())?;
             let guard = guard(&program, &folder, &bed.layout.id)?;
-            (bed, Some(guard))
+            (bed, Some(guard), Some(held))
         }
     };
     let images = bed.publish(bin, root).await?;
-    Ok(Shared { bed, images, calm: RwLock::new(()), _guard: Mutex::new(guard) })
+    Ok(Shared { bed, images, calm: RwLock::new(()), _guard: Mutex::new(guard), _held: held })
+}
+
+/// Where the file says nothing: as long as it is there.
+fn owner_lives(owned: &Path) -> bool {
+    match std::fs::read_to_string(owned).map(|text| text.trim().parse::<u32>()) {
+        Ok(Ok(owner)) => crate::processes::runs(owner),
+        Ok(Err(_)) => true,
+        Err(_) => false,
+    }
 }
 
 fn guard(program: &PathBuf, folder: &Path, id: &str) -> anyhow::Result<Child> {

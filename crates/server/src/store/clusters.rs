@@ -1,5 +1,6 @@
 //! Clusters and what their agents last said. Join tokens and credentials are in `join_tokens`, leases in `leases`.
 
+use chrono::{DateTime, Utc};
 use rlm_core::ids::{ClusterId, OrganizationId};
 use serde::{Deserialize, Serialize};
 use sqlx::AssertSqlSafe;
@@ -33,6 +34,9 @@ pub struct Condition {
     pub status: String,
     pub reason: String,
     pub message: String,
+    /// Since when it has had this status, as far as its session has seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<DateTime<Utc>>,
 }
 
 /// A registered cluster.

@@ -10,6 +10,7 @@ use serde_json::Value;
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, AssertSqlSafe};
 
+use super::clusters::Condition;
 use super::codec::{column, flag, from_json, parsed, placeholders, signed, to_json, unsigned, value_lists};
 use super::{Attempt as _, Store, StoreError, Write};
 
@@ -88,10 +89,15 @@ pub struct LockedEvaluation {
 }
 
 /// What an evaluation needs to know of a cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterCondition {
     pub id: ClusterId,
+    pub name: String,
     pub connected: bool,
+    /// When the loss of its agent was noticed, while that lasts.
+    pub disconnected_at: Option<i64>,
+    /// Since when its agent can store no results, and what it says of that.
+    pub full: Option<(Option<i64>, String)>,
     pub draining: bool,
     /// A local cell: it starts entrypoints, and can describe them.
     pub runs_processes: bool,
@@ -348,7 +354,7 @@ impl Store {
     pub async fn cluster_conditions(&self, organization: OrganizationId) -> Result<Vec<ClusterCondition>, StoreError> {
         let rows = sqlx::query(
             "SELECT id, CASE WHEN last_seen_at IS NOT NULL AND disconnected_at IS NULL THEN CAST(1 AS BIGINT) ELSE CAST(0 AS BIGINT) END, draining,
-             CASE WHEN executor = 'process' THEN CAST(1 AS BIGINT) ELSE CAST(0 AS BIGINT) END
+             CASE WHEN executor = 'process' THEN CAST(1 AS BIGINT) ELSE CAST(0 AS BIGINT) END, disconnected_at, conditions, name
              FROM clusters WHERE organization_id = $1 AND archived_at IS NULL ORDER BY id",
         )
         .bind(organization.to_string())
@@ -357,8 +363,13 @@ impl Store {
         .attempt("read the state of clusters")?;
         rows.iter()
             .map(|row| {
-                let id: String = column(row, 0)?;
+                let (id, conditions): (String, String) = (column(row, 0)?, column(row, 5)?);
+                let conditions: Vec<Condition> = from_json("clusters", "conditions", &id, &conditions)?;
+                let full = conditions.into_iter().find(|one| one.kind == "SpoolHasRoom" && one.status == "False");
                 Ok(ClusterCondition {
+                    name: column(row, 6)?,
+                    disconnected_at: column(row, 4)?,
+                    full: full.map(|one| (one.since.map(|since| since.timestamp_millis()), one.message)),
                     id: parsed("clusters", "id", &id, &id, |text| text.parse().ok())?,
                     connected: flag(row, 1)?,
                     draining: flag(row, 2)?,

@@ -14,7 +14,9 @@ use crate::crd::message;
 use crate::crd::run::{Component, ComponentPhase, Reason, RunStatus};
 
 /// How long until a pod that a quota left no room for is tried again; nothing tells when there is room.
-const QUOTA_PAUSE: SignedDuration = SignedDuration::from_secs(30);
+const QUOTA_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+/// How long until what the API server could not do is tried again.
+const UNAVAILABLE_PAUSE: SignedDuration = SignedDuration::from_secs(3);
 
 /// A write that did not happen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +29,23 @@ pub enum WriteError {
     /// Not known to have happened; it is safe to repeat.
     #[error("{0}")]
     Unavailable(String),
+}
+
+impl WriteError {
+    /// The API server's words.
+    fn why(&self) -> &str {
+        match self {
+            Self::Refused(why) | Self::Quota(why) | Self::Unavailable(why) => why,
+        }
+    }
+
+    fn about(&self, what: &str) -> Self {
+        match self {
+            Self::Refused(why) => Self::Refused(format!("{what} was refused: {why}")),
+            Self::Quota(why) => Self::Quota(format!("{what}: {why}")),
+            Self::Unavailable(why) => Self::Unavailable(format!("{what}: {why}")),
+        }
+    }
 }
 
 /// The cluster as the controller writes it. Every write may be repeated, and one that finds its work done has worked.
@@ -49,39 +68,41 @@ pub struct Applied {
 }
 
 /// Writes the policy, makes pods, deletes pods. Without the policy no pod is made: its first connection would be refused.
+///
+/// What could not be made is said of its component. Where nothing at all can be written, the status can't be either, and that
+/// is the error.
 pub async fn apply(plan: Plan, writes: &dyn Writes, now: Timestamp) -> Result<Applied, WriteError> {
     let Plan { policy, create, delete, mut components, wanted, mut look_again } = plan;
     let policy = match policy {
         Some(policy) => writes.apply_policy(&policy).await,
         None => Ok(()),
     };
-    match &policy {
-        Err(error @ (WriteError::Unavailable(_) | WriteError::Quota(_))) => return Err(error.clone()),
-        Err(WriteError::Refused(why)) => {
-            let why = format!("the run's NetworkPolicy was refused: {why}");
-            create.iter().for_each(|(attempt, _)| fail(&mut components, *attempt, ComponentPhase::Failed, Reason::AdmissionRefused, &why));
-        }
-        Ok(()) => {
-            for (attempt, pod) in &create {
-                match writes.create_pod(pod).await {
-                    Ok(()) => {}
-                    Err(WriteError::Refused(why)) => {
-                        fail(&mut components, *attempt, ComponentPhase::Failed, Reason::AdmissionRefused, &why)
-                    }
-                    Err(WriteError::Quota(why)) => {
-                        fail(&mut components, *attempt, ComponentPhase::Pending, Reason::QuotaExceeded, &why);
-                        look_again = look_again.into_iter().chain(now.checked_add(QUOTA_PAUSE).ok()).min();
-                    }
-                    Err(error @ WriteError::Unavailable(_)) => return Err(error),
-                }
-            }
+    // After the first write that was not answered the others would wait as long each.
+    let mut unavailable = None;
+    for (attempt, pod) in &create {
+        let made = match (&policy, &unavailable) {
+            (Err(error), _) => Err(error.about("the run's NetworkPolicy")),
+            (Ok(()), Some(error)) => Err(WriteError::clone(error)),
+            (Ok(()), None) => writes.create_pod(pod).await,
+        };
+        let Err(error) = made else { continue };
+        let (phase, reason, pause) = match &error {
+            WriteError::Refused(_) => (ComponentPhase::Failed, Reason::AdmissionRefused, None),
+            WriteError::Quota(_) => (ComponentPhase::Pending, Reason::QuotaExceeded, Some(QUOTA_PAUSE)),
+            WriteError::Unavailable(_) => (ComponentPhase::Pending, Reason::ApiUnavailable, Some(UNAVAILABLE_PAUSE)),
+        };
+        fail(&mut components, *attempt, phase, reason, error.why());
+        look_again = look_again.into_iter().chain(pause.and_then(|pause| now.checked_add(pause).ok())).min();
+        if matches!(error, WriteError::Unavailable(_)) {
+            tracing::warn!(attempt = %attempt.role, "{error}; it is repeated");
+            unavailable = Some(error);
         }
     }
+    if let (Err(WriteError::Unavailable(_) | WriteError::Quota(_)), true) = (&policy, create.is_empty()) {
+        look_again = look_again.into_iter().chain(now.checked_add(UNAVAILABLE_PAUSE).ok()).min();
+    }
     for deletion in &delete {
-        match writes.delete_pod(deletion).await {
-            Ok(()) => {}
-            Err(error) => return Err(error),
-        }
+        writes.delete_pod(deletion).await?;
     }
     Ok(Applied { components, wanted, policy, look_again })
 }
@@ -100,3 +121,7 @@ fn fail(components: &mut [Component], attempt: Attempt, phase: ComponentPhase, r
 pub fn whole_seconds(time: Timestamp) -> Time {
     Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
 }
+
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

@@ -138,7 +138,7 @@ fn lost(pod: &Pod, status: &PodStatus) -> Option<Verdict> {
         _ => {}
     }
     pod.metadata.deletion_timestamp.as_ref()?;
-    failed(Reason::PodDeleted, "the pod was deleted, and not by RLMesh")
+    failed(Reason::PodDeleted, "the pod was deleted, and not by RLMesh; it is replaced")
 }
 
 fn terminated(state: Option<&ContainerState>) -> Option<&ContainerStateTerminated> {
@@ -200,9 +200,11 @@ fn waiting(status: &PodStatus, state: Option<&ContainerState>, patience: SignedD
             let scheduled = condition(status, "PodScheduled").and_then(|condition| condition.last_transition_time.as_ref());
             let until = scheduled.map_or(now, |scheduled| scheduled.0).saturating_add(patience).unwrap_or(now);
             let over = now >= until;
+            let limit = if over { format!(" within {} s (startupTimeout)", patience.as_secs()) } else { String::new() };
+            let why = format!("the image can't be pulled{limit}: {}", pull_error(why));
             Verdict {
                 deadline: (!over).then_some(until),
-                ..Verdict::new(if over { Failed } else { Pending }, Reason::ImagePullFailed, format!("the image can't be pulled: {why}"))
+                ..Verdict::new(if over { Failed } else { Pending }, Reason::ImagePullFailed, why)
             }
         }
         // A Secret may still come, and the kubelet tries again; the agent's patience decides.
@@ -211,6 +213,14 @@ fn waiting(status: &PodStatus, state: Option<&ContainerState>, patience: SignedD
             Verdict::new(Failed, Reason::CannotStart, format!("the container can't be started: {why}"))
         }
         _ => Verdict::new(Pending, Reason::ContainerCreating, "the node prepares the pod's volumes, image and container"),
+    }
+}
+
+/// The kubelet says the same error by itself and, between two tries, behind a prefix: said once, it is one message.
+fn pull_error(why: &str) -> &str {
+    match why.strip_prefix("Back-off pulling image ").and_then(|rest| rest.split_once(": ErrImagePull: ")) {
+        Some((_, error)) => error,
+        None => why,
     }
 }
 

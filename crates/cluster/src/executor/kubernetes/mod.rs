@@ -2,6 +2,7 @@
 //! alone makes pods.
 
 mod caps;
+mod explain;
 mod logs;
 mod place;
 mod resource;
@@ -19,6 +20,7 @@ use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
 use rlm_api::cluster::v1;
+use rlm_api::cluster::v1::run_status::Phase;
 use rlm_core::evaluation::RunSpec;
 use rlm_core::failure::{Failure, FailureCode};
 use rlm_core::ids::RunId;
@@ -27,13 +29,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::caps::{No, Use};
+use super::run::report::status;
 use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
-use super::{Executor, no_logs};
+use super::{Executor, no_logs, now_ms};
 use crate::controller::run::pod::{LABEL_COMPONENT, LABEL_RUN};
 use crate::crd::run::{AgentEndpoint, Component, RLMeshRun};
 use crate::runners::Runners;
-use crate::spool::{RunKey, Spool, SpoolError};
+use crate::spool::{NewRecord, RunKey, Spool, SpoolError};
 use crate::walls::{self, Walls};
 
 pub use self::caps::Caps;
@@ -60,6 +63,14 @@ pub struct Options {
     pub version: &'static str,
 }
 
+/// What the API server said, or why it could not be asked, in one sentence.
+fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// What the runs of a cluster share.
 pub(crate) struct Cluster {
     shared: Shared,
@@ -81,12 +92,21 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// The run's object, if there is one; asked for until the API server answers.
-    async fn found(&self, name: &str) -> Option<RLMeshRun> {
+    async fn found(&self, key: RunKey, name: &str) -> Option<RLMeshRun> {
+        let mut told = false;
         loop {
-            match tokio::time::timeout(DEADLINE, self.runs.get_opt(name)).await {
+            let problem = match tokio::time::timeout(DEADLINE, self.runs.get_opt(name)).await {
                 Ok(Ok(found)) => return found,
-                Ok(Err(error)) => tracing::warn!(run = name, %error, "whether the run has an object is not known; asking again"),
-                Err(_) => tracing::warn!(run = name, "the API server does not answer; asking again"),
+                Ok(Err(error)) => said(&error),
+                Err(_) => format!("no answer within {} s", DEADLINE.as_secs()),
+            };
+            tracing::warn!(run = name, problem, "whether the run has an object is not known; asking again");
+            if !std::mem::replace(&mut told, true) {
+                let message = format!("the Kubernetes API server can't be asked for pods: {problem}; it is tried again");
+                let status = status(Phase::Waiting, "apiUnavailable", &message, now_ms(), None, None);
+                if let Err(error) = self.shared.spool.append(vec![NewRecord::status(key, status)]).await {
+                    tracing::warn!(run = name, %error, "what the run waits for could not be stored");
+                }
             }
             tokio::select! {
                 () = self.closing.cancelled() => return None,
@@ -138,13 +158,25 @@ impl Cluster {
         self.with_observed(|observed| observed.remove(name));
     }
 
+    /// The watch shows the run.
     fn saw(&self, run: &RLMeshRun) {
+        self.show(run, |_| true);
+    }
+
+    /// The run was found after [`Cluster::observe`]: the watch may have shown it before, and nothing since.
+    fn found_again(&self, run: &RLMeshRun) {
+        self.show(run, <[Component]>::is_empty);
+    }
+
+    fn show(&self, run: &RLMeshRun, wanted: impl Fn(&[Component]) -> bool) {
         let components = run.status.as_ref().map(|status| status.components.clone()).unwrap_or_default();
         self.with_observed(|observed| {
             if let Some(sender) = observed.get(&run.name_any()) {
                 sender.send_if_modified(|known| {
-                    let changed = *known != components;
-                    *known = components;
+                    let changed = wanted(known) && *known != components;
+                    if changed {
+                        *known = components;
+                    }
                     changed
                 });
             }

@@ -12,23 +12,19 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use rlm_core::evaluation::{Provenance, RunSpec};
 use rlm_core::failure::{Failure, FailureCode};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::{Cluster, logs, resource};
-use crate::controller::run::classify::failure_code;
-use crate::controller::run::component::Role as PodRole;
-use crate::crd::run::{AGENT_MANAGER, ActiveBinding, Component, ComponentPhase, RLMeshRun, RLMeshRunSpec, Reason};
-use crate::executor::process::classify::{Ended, Exit, classify};
-use crate::executor::run::components::{ComponentKind, Happened, News, Role, Stop};
-use crate::executor::run::{Assignment, Place, Prepared, RunnerExit};
+use super::{Cluster, explain, logs, resource, said};
+use crate::crd::run::{AGENT_MANAGER, ActiveBinding, Component, ComponentPhase, RLMeshRun, RLMeshRunSpec};
+use crate::executor::run::components::{Happened, News, Role, Stop, Waits};
+use crate::executor::run::{Assignment, Place, Prepared, RUNNER, RunnerExit};
 use crate::runners::FromRunner;
 use crate::spool::RunKey;
 
 /// Of one request to the API server.
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(1);
-const RUNNER: &str = "runner";
 
 /// What is wanted now; the writer brings the object up to it.
 struct Wanted {
@@ -57,6 +53,8 @@ pub struct PodRun {
     wanted: Arc<Mutex<Wanted>>,
     changed: watch::Sender<u64>,
     observed: watch::Receiver<Vec<Component>>,
+    /// Why what is wanted can't be written now.
+    problem: Arc<watch::Sender<Option<String>>>,
     writer: CancellationToken,
     runner_attempts: Mutex<u32>,
 }
@@ -66,10 +64,14 @@ pub async fn prepare(cluster: Arc<Cluster>, assignment: Assignment) -> Result<Pr
     let spec = assignment.spec;
     let object = resource::spec(&spec, &cluster.endpoint)?;
     let name = resource::name(spec.run_id);
-    let found = cluster.found(&name).await;
-    let (mut attempts, mut restarts) = (HashMap::new(), BTreeMap::new());
+    let observed = cluster.observe(&name);
+    let found = cluster.found(assignment.key, &name).await;
+    let (mut attempts, mut restarts, mut released_attempts) = (HashMap::new(), BTreeMap::new(), BTreeMap::new());
     if let Some(found) = &found {
+        cluster.found_again(found);
+        // Both only grow: what an earlier agent has written stays written.
         restarts.clone_from(&found.spec.restarts);
+        released_attempts.clone_from(&found.spec.released_attempts);
         for component in found.status.iter().flat_map(|status| &status.components) {
             let number = restarts.get(&component.name).copied().unwrap_or(1);
             if component.attempt == number {
@@ -83,7 +85,7 @@ pub async fn prepare(cluster: Arc<Cluster>, assignment: Assignment) -> Result<Pr
     }
     let environments = found.iter().flat_map(|found| &found.spec.active_bindings);
     let environments = environments.flat_map(|active| (0..active.pods).map(|pod| ((active.index, pod), active.lanes_per_pod))).collect();
-    let wanted = Wanted { spec: RLMeshRunSpec { restarts, ..object }, environments };
+    let wanted = Wanted { spec: RLMeshRunSpec { restarts, released_attempts, ..object }, environments };
     let provenance = Provenance {
         execution_horizon: Some(spec.model.execution_horizon),
         prefetch_lead: Some(spec.model.prefetch_lead),
@@ -92,7 +94,7 @@ pub async fn prepare(cluster: Arc<Cluster>, assignment: Assignment) -> Result<Pr
         ..Provenance::default()
     };
     let place = PodRun {
-        observed: cluster.observe(&name),
+        observed,
         runner_attempts: Mutex::new(attempts.remove(RUNNER).unwrap_or(0)),
         cluster,
         key: assignment.key,
@@ -100,6 +102,7 @@ pub async fn prepare(cluster: Arc<Cluster>, assignment: Assignment) -> Result<Pr
         name,
         wanted: Arc::new(Mutex::new(wanted)),
         changed: watch::Sender::new(0),
+        problem: Arc::new(watch::Sender::new(None)),
         writer: CancellationToken::new(),
     };
     place.start_writer();
@@ -115,7 +118,7 @@ impl PodRun {
     /// Keeps the object as wanted, for as long as that takes.
     fn start_writer(&self) {
         let (cluster, name, wanted, stop) = (Arc::clone(&self.cluster), self.name.clone(), Arc::clone(&self.wanted), self.writer.clone());
-        let mut changed = self.changed.subscribe();
+        let (mut changed, trouble) = (self.changed.subscribe(), Arc::clone(&self.problem));
         changed.mark_changed();
         self.cluster.shared.tasks.spawn(async move {
             loop {
@@ -132,11 +135,15 @@ impl PodRun {
                 let patch = Patch::Apply(&object);
                 let written = tokio::time::timeout(DEADLINE, cluster.runs.patch(&name, &apply, &patch)).await;
                 let problem = match written {
-                    Ok(Ok(_)) => continue,
-                    Ok(Err(error)) => error.to_string(),
-                    Err(_) => "no answer in time".to_owned(),
+                    Ok(Ok(_)) => {
+                        trouble.send_if_modified(|known| known.take().is_some());
+                        continue;
+                    }
+                    Ok(Err(error)) => said(&error),
+                    Err(_) => format!("no answer within {} s", DEADLINE.as_secs()),
                 };
                 tracing::warn!(run = %name, problem, "what the run needs could not be written; trying again");
+                trouble.send_replace(Some(problem));
                 changed.mark_changed();
                 tokio::select! {
                     () = stop.cancelled() => return,
@@ -156,46 +163,53 @@ fn current(observed: &[Component], name: &str, number: u32) -> Option<Component>
     observed.iter().find(|one| one.name == name && one.attempt == number).cloned()
 }
 
-/// Why an attempt is over, or waits in vain. `log_lines` are the last of its output.
-fn failure(role: Role, component: &Component, served: bool, log_lines: Vec<String>) -> Failure {
-    let pod_role = match role {
-        Role::Model => PodRole::Model { replica: 0 },
-        Role::Environment { binding, pod } => PodRole::Environment { binding, pod },
-    };
-    let name = &component.name;
-    let exited = matches!(component.reason, None | Some(Reason::Exited));
-    if let Some(code) = component.exit_code.filter(|_| exited) {
-        let kind = role.kind();
-        return classify(Exit {
-            component: name,
-            kind,
-            ended: Ended::Code(code),
-            ready: served,
-            out_of_memory: false,
-            log_lines: &log_lines,
-        });
-    }
-    let code = component.reason.and_then(|reason| failure_code(pod_role, reason, served));
-    let code = code.unwrap_or(match role.kind() {
-        ComponentKind::Model => FailureCode::ModelStartFailed,
-        ComponentKind::Environment => FailureCode::EnvironmentStartFailed,
-    });
-    let why = component.message.as_deref().unwrap_or("its pod did not come to run");
-    Failure { exit_code: component.exit_code, log_lines, ..Failure::new(code, format!("{name}: {why}")).of(name) }
+/// Tells what an attempt waits for, once for each answer.
+struct Teller {
+    name: String,
+    number: u32,
+    news: mpsc::Sender<News>,
+    asked: Instant,
+    problem: watch::Receiver<Option<String>>,
+    told: Option<Waits>,
 }
 
-/// What a component waits for, as the control plane shows it.
-fn waits(component: &Component) -> Option<(&'static str, String)> {
-    let cause = match component.reason? {
-        Reason::ImagePullFailed => "imagePull",
-        Reason::Unschedulable => "unschedulable",
-        Reason::QuotaExceeded => "quota",
-        Reason::SecretMissing => "secretMissing",
-        Reason::ApiUnavailable => "apiUnavailable",
-        Reason::ArtifactsNotReady => "artifacts",
-        _ => return None,
-    };
-    Some((cause, format!("{}: {}", component.name, component.message.as_deref().unwrap_or("no message"))))
+impl Teller {
+    fn new(name: &str, number: u32, news: mpsc::Sender<News>, problem: watch::Receiver<Option<String>>) -> Self {
+        Self { name: name.to_owned(), number, news, asked: Instant::now(), problem, told: None }
+    }
+
+    async fn say(&self, happened: Happened) {
+        let news = News { name: self.name.clone(), attempt: self.number, happened };
+        // The run's actor may have gone; then nobody needs the news.
+        drop(self.news.send(news).await);
+    }
+
+    async fn tell(&mut self, seen: Option<&Component>) {
+        let problem = self.problem.borrow_and_update().clone();
+        let silent = self.asked.elapsed() >= explain::SILENCE;
+        let waits = explain::waits(&self.name, seen, silent, problem.as_deref());
+        if waits != self.told {
+            self.told.clone_from(&waits);
+            self.say(Happened::Waits(waits)).await;
+        }
+    }
+
+    /// Returns when something else may have to be told although nothing was seen.
+    async fn due(&mut self, seen: bool) {
+        let silent_at = self.asked + explain::SILENCE;
+        tokio::select! {
+            // The sender lives as long as the run does.
+            alive = self.problem.changed() => if alive.is_err() { std::future::pending().await },
+            () = sleep_until(silent_at), if !seen && Instant::now() < silent_at => {}
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }
 
 impl Place for PodRun {
@@ -208,50 +222,39 @@ impl Place for PodRun {
             }
         });
         let (mut observed, cluster, patience) = (self.observed.clone(), Arc::clone(&self.cluster), self.patience());
-        let (wanted, changed, run) = (Arc::clone(&self.wanted), self.changed.clone(), self.name.clone());
+        let (wanted, changed, spec) = (Arc::clone(&self.wanted), self.changed.clone(), Arc::clone(&self.spec));
+        let mut teller = Teller::new(&name, number, news, self.problem.subscribe());
         Ok(async move {
-            let say = |happened| {
-                let message = News { name: name.clone(), attempt: number, happened };
-                let news = &news;
-                // The run's actor may have gone; then nobody needs the news.
-                async move { drop(news.send(message).await) }
-            };
-            let (mut served, mut told) = (false, None);
-            let mut waiting_since: Option<Instant> = Some(Instant::now());
+            let mut served = false;
+            let mut patient_until = Some(Instant::now() + patience);
             loop {
                 let seen = current(&observed.borrow_and_update(), &name, number);
-                if let Some(component) = &seen {
-                    match component.phase {
-                        ComponentPhase::Ready if !served => {
-                            served = true;
-                            waiting_since = None;
-                            let address = component.address.clone().unwrap_or_default();
-                            say(Happened::Ready { address, node: component.node.clone().unwrap_or_default() }).await;
-                        }
-                        ComponentPhase::Succeeded | ComponentPhase::Failed => {
-                            let served = served || component.ready_at.is_some();
-                            let lines = logs::last_lines(&cluster, component.pod.as_deref()).await;
-                            let failure = failure(role, component, served, lines);
-                            // What its logs say is kept; the pod may go.
-                            wanted.lock().unwrap_or_else(PoisonError::into_inner).spec.released_attempts.insert(name.clone(), number);
-                            changed.send_modify(|number| *number += 1);
-                            return say(Happened::Ended { failure: Some(failure) }).await;
-                        }
-                        ComponentPhase::Pending => {
-                            if let Some((cause, message)) = waits(component).filter(|(cause, _)| told != Some(*cause)) {
-                                told = Some(cause);
-                                say(Happened::Waits { cause, message }).await;
-                            }
-                        }
-                        ComponentPhase::Starting => waiting_since = None,
-                        ComponentPhase::Ready => {}
+                match &seen {
+                    Some(component) if component.phase.over() => {
+                        let served = served || component.ready_at.is_some();
+                        let lines = logs::last_lines(&cluster, component.pod.as_deref()).await;
+                        let failure = explain::failure(&spec, role, component, served, lines);
+                        // What its logs say is kept; the pod may go.
+                        wanted.lock().unwrap_or_else(PoisonError::into_inner).spec.released_attempts.insert(name.clone(), number);
+                        changed.send_modify(|number| *number += 1);
+                        return teller.say(Happened::Ended { failure: Some(failure) }).await;
                     }
+                    Some(component) if component.phase == ComponentPhase::Ready && !served => {
+                        served = true;
+                        let address = component.address.clone().unwrap_or_default();
+                        teller.say(Happened::Ready { address, node: component.node.clone().unwrap_or_default() }).await;
+                    }
+                    Some(_) | None if served => {}
+                    Some(_) | None => teller.tell(seen.as_ref()).await,
+                }
+                if served || seen.as_ref().is_some_and(|component| component.phase == ComponentPhase::Starting) {
+                    patient_until = None;
                 }
                 tokio::select! {
                     () = stop.stop.cancelled() => {
                         if cluster.closing.is_cancelled() {
                             // The pods go on for the next agent.
-                            return say(Happened::Ended { failure: None }).await;
+                            return teller.say(Happened::Ended { failure: None }).await;
                         }
                         let lines = logs::last_lines(&cluster, seen.as_ref().and_then(|seen| seen.pod.as_deref())).await;
                         if let Role::Environment { binding, pod } = role {
@@ -259,16 +262,15 @@ impl Place for PodRun {
                             changed.send_modify(|number| *number += 1);
                         }
                         let asked = Failure::new(FailureCode::ProcessKilled, format!("{name} was ended as asked")).of(&name);
-                        return say(Happened::Ended { failure: Some(Failure { log_lines: lines, ..asked }) }).await;
+                        return teller.say(Happened::Ended { failure: Some(Failure { log_lines: lines, ..asked }) }).await;
                     }
                     alive = observed.changed() => if alive.is_err() {
-                        return say(Happened::Ended { failure: None }).await;
+                        return teller.say(Happened::Ended { failure: None }).await;
                     },
-                    () = async { match waiting_since { Some(since) => tokio::time::sleep_until(since + patience).await, None => std::future::pending().await } } => {
-                        let Some(component) = &seen else { waiting_since = Some(Instant::now()); continue };
-                        tracing::warn!(%run, component = %name, "the component waited longer than limits.queueTimeout");
-                        let failure = failure(role, component, false, Vec::new());
-                        return say(Happened::Ended { failure: Some(failure) }).await;
+                    () = teller.due(seen.is_some()), if !served => {}
+                    () = until(patient_until) => {
+                        let failure = explain::out_of_patience(role, seen.as_ref(), teller.told.as_ref(), patience);
+                        return teller.say(Happened::Ended { failure: Some(failure) }).await;
                     }
                 }
             }
@@ -276,7 +278,7 @@ impl Place for PodRun {
         .boxed())
     }
 
-    fn runner(&self, stop: Stop, messages: mpsc::Sender<FromRunner>) -> BoxFuture<'static, RunnerExit> {
+    fn runner(&self, stop: Stop, messages: mpsc::Sender<FromRunner>, news: mpsc::Sender<News>) -> BoxFuture<'static, RunnerExit> {
         let number = {
             let mut attempts = self.runner_attempts.lock().unwrap_or_else(PoisonError::into_inner);
             *attempts += 1;
@@ -287,19 +289,22 @@ impl Place for PodRun {
             wanted.spec.restarts.insert(RUNNER.to_owned(), number);
         });
         let (mut observed, cluster) = (self.observed.clone(), Arc::clone(&self.cluster));
+        let mut teller = Teller::new(RUNNER, number, news, self.problem.subscribe());
         async move {
             loop {
                 let seen = current(&observed.borrow_and_update(), RUNNER, number);
-                if let Some(component) = seen.filter(|component| component.phase.over()) {
+                if let Some(component) = seen.as_ref().filter(|component| component.phase.over()) {
                     let log_lines = logs::last_lines(&cluster, component.pod.as_deref()).await;
-                    let how = component.message.unwrap_or_else(|| "ended".to_owned());
+                    let how = component.message.as_ref().map_or_else(|| "ended".to_owned(), |why| format!("ended ({why})"));
                     return RunnerExit { how, log_lines };
                 }
+                teller.tell(seen.as_ref()).await;
                 tokio::select! {
                     () = stop.stop.cancelled() => return RunnerExit { how: "was ended as asked".to_owned(), log_lines: Vec::new() },
                     alive = observed.changed() => if alive.is_err() {
                         return RunnerExit { how: "is not watched any more".to_owned(), log_lines: Vec::new() };
                     },
+                    () = teller.due(seen.is_some()) => {}
                 }
             }
         }

@@ -108,6 +108,11 @@ fn start_failure(exit: &Exit<'_>, how: &str) -> (FailureCode, String) {
         let why = line.trim_start_matches(EXEC_FAILED).trim();
         return (FailureCode::InvalidEntrypoint, format!("{component}: the {noun}'s interpreter can't be started: {why}"));
     }
+    if let Some(line) = exit.log_lines.iter().rev().find(|line| line.trim_end().ends_with("exec format error")) {
+        let advice =
+            format!("the {noun}'s program is not built for this machine's architecture; on a cluster, build its image for linux/amd64");
+        return (FailureCode::InvalidEntrypoint, format!("{component} {how} before it served: {}; {advice}", line.trim_end()));
+    }
     let usage = exit.log_lines.iter().rev().find(|line| line.contains("rlmesh.serve: error:"));
     if let (Ended::Code(2), Some(line)) = (exit.ended, usage) {
         return (FailureCode::InvalidParams, format!("{component} {how} before it served: {line}"));
@@ -212,6 +217,7 @@ mod tests {
                 &["rlmesh-cluster-agent: cannot start /no/python: No such file or directory"],
                 FailureCode::InvalidEntrypoint,
             ),
+            (Model, one, &["exec /usr/bin/serve: exec format error"], FailureCode::InvalidEntrypoint),
             (Environment, Ended::Code(0), &[], FailureCode::EnvironmentStartFailed),
             (Model, Ended::Signal(9), &[], FailureCode::ProcessKilled),
             (Environment, Ended::Signal(11), &["Error: not python"], FailureCode::EnvironmentStartFailed),

@@ -108,7 +108,7 @@ impl Place for ProcessRun {
         Ok(component::run(attempt, self.context.launcher.clone(), stop, news).boxed())
     }
 
-    fn runner(&self, stop: Stop, messages: mpsc::Sender<FromRunner>) -> BoxFuture<'static, RunnerExit> {
+    fn runner(&self, stop: Stop, messages: mpsc::Sender<FromRunner>, _: mpsc::Sender<News>) -> BoxFuture<'static, RunnerExit> {
         let token = RunnerToken::generate();
         self.context.shared.runners.register(self.key.run_id, &token, messages);
         let (context, key) = (Arc::clone(&self.context), self.key);

@@ -19,6 +19,16 @@ use super::policy::{After, after_exit};
 /// The model's name; a local cell has one.
 pub const MODEL: &str = "model-0";
 
+/// What something waits for before it can run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waits {
+    /// A stable cause of `rlm_core::run::Waiting`.
+    pub cause: &'static str,
+    pub message: String,
+    /// None: since it is said.
+    pub since_ms: Option<i64>,
+}
+
 /// What became of an attempt.
 #[derive(Debug)]
 pub enum Happened {
@@ -26,11 +36,8 @@ pub enum Happened {
         address: String,
         node: String,
     },
-    /// It does not run yet, and why.
-    Waits {
-        cause: &'static str,
-        message: String,
-    },
+    /// It does not run yet, and why. None: for nothing any more but its own start.
+    Waits(Option<Waits>),
     /// Also with the last output of one that was asked to end. None: there was no process.
     Ended {
         failure: Option<Failure>,
@@ -142,7 +149,7 @@ struct Component {
     node: String,
     state: State,
     /// Why it does not run yet, where that is known.
-    waits: Option<(&'static str, String)>,
+    waits: Option<Waits>,
     /// How the last attempt ended by itself, or why there is none.
     failure: Option<Failure>,
     /// Since the last episode, this one included.
@@ -227,11 +234,11 @@ impl<P: Place> Components<P> {
                 component.state = State::Ready(stop.clone(), address);
                 self.message(&news.name).into_iter().collect()
             }
-            (Happened::Waits { cause, message }, State::Starting(_)) => {
-                component.waits = Some((cause, message));
+            (Happened::Waits(waits), State::Starting(_)) => {
+                component.waits = waits;
                 Vec::new()
             }
-            (Happened::Waits { .. }, State::Ready(..) | State::Ending(..) | State::Pausing(_) | State::Failed) => Vec::new(),
+            (Happened::Waits(_), State::Ready(..) | State::Ending(..) | State::Pausing(_) | State::Failed) => Vec::new(),
             (Happened::Ready { .. }, State::Ready(..) | State::Ending(..) | State::Pausing(_) | State::Failed) => Vec::new(),
             (Happened::Ended { .. }, State::Ending(_, Then::Remove)) => {
                 self.map.remove(&news.name);
@@ -353,9 +360,9 @@ impl<P: Place> Components<P> {
         (ready(|role| role == Role::Model), ready(|role| role != Role::Model))
     }
 
-    /// What a component that starts waits for, where that is known: cause and message.
+    /// What a component that starts waits for, where that is known.
     #[must_use]
-    pub fn waits(&self) -> Option<&(&'static str, String)> {
+    pub fn waits(&self) -> Option<&Waits> {
         self.map.values().filter(|component| matches!(component.state, State::Starting(_))).find_map(|component| component.waits.as_ref())
     }
 

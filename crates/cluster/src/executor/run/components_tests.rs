@@ -20,7 +20,7 @@ impl Place for Nowhere {
         }))
     }
 
-    fn runner(&self, _: Stop, _: mpsc::Sender<FromRunner>) -> BoxFuture<'static, RunnerExit> {
+    fn runner(&self, _: Stop, _: mpsc::Sender<FromRunner>, _: mpsc::Sender<News>) -> BoxFuture<'static, RunnerExit> {
         Box::pin(std::future::pending())
     }
 
@@ -105,5 +105,27 @@ async fn a_requested_restart_waits_for_the_end_and_a_release_forgets() {
     let news = inbox.recv().await.unwrap();
     assert!(components.on_news(news).is_empty());
     assert_eq!(shown(&components.ensure(ENV, 2)), [("env-0-0".to_owned(), 6, Phase::Starting)]);
+    components.end_all(true, Duration::from_secs(5), &mut inbox).await;
+}
+
+#[tokio::test]
+async fn what_a_start_waits_for_is_known_until_it_serves_or_waits_no_more() {
+    let (mut components, mut inbox) = components();
+    let waits = |cause: Option<&'static str>| News {
+        name: MODEL.to_owned(),
+        attempt: 1,
+        happened: Happened::Waits(cause.map(|cause| Waits { cause, message: "m".to_owned(), since_ms: Some(7) })),
+    };
+    components.ensure(Role::Model, 1);
+    let mut after = |news| {
+        components.on_news(news);
+        components.waits().map(|waits| waits.cause)
+    };
+    assert_eq!(after(waits(Some("quota"))), Some("quota"));
+    assert_eq!(after(waits(Some("unschedulable"))), Some("unschedulable"));
+    assert_eq!(after(waits(None)), None);
+    assert_eq!(after(waits(Some("imagePull"))), Some("imagePull"));
+    assert_eq!(after(ready(MODEL, 1)), None);
+    assert_eq!(after(waits(Some("imagePull"))), None, "late news");
     components.end_all(true, Duration::from_secs(5), &mut inbox).await;
 }

@@ -7,6 +7,7 @@ pub mod components;
 mod place;
 pub mod policy;
 pub mod report;
+mod standing;
 mod wind_up;
 
 use std::collections::VecDeque;
@@ -25,12 +26,13 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
-pub use self::place::{Place, Prepared, RunnerExit, Shared};
+pub use self::place::{Place, Prepared, RUNNER, RunnerExit, Shared};
 
-use self::components::{Components, News, Role};
+use self::components::{Components, News, Role, Waits};
 use self::place::RunnerHandle;
 use self::policy::{After, RUNNER_STARTS, after_runner_exit};
 use self::report::{Measured, merge, record_end, status};
+use self::standing::Said;
 use super::now_ms;
 use crate::runners::FromRunner;
 use crate::spool::{NewRecord, Outcomes, RunEnd, RunKey, SpoolError};
@@ -103,13 +105,14 @@ struct Run<P> {
     steps_seen: u64,
     runner_restart: Option<Instant>,
     runner_exits: mpsc::Sender<RunnerExit>,
+    /// What the runner waits for before it runs.
+    runner_waits: Option<Waits>,
+    news: mpsc::Sender<News>,
     to_actor: mpsc::Sender<FromRunner>,
     /// Set when the model was given up.
     give_up: Option<Instant>,
     outbox: VecDeque<Batch>,
-    /// The status last sent to the spool: phase and cause.
-    reported: Option<(Phase, &'static str)>,
-    since_ms: i64,
+    said: Said,
     /// A terminal status is on its way to the spool.
     over: bool,
 }
@@ -135,7 +138,7 @@ pub async fn carry_out<P: Place>(
     };
     let mut run = Run {
         shared,
-        components: Components::new(Arc::clone(&place), attempts, news),
+        components: Components::new(Arc::clone(&place), attempts, news.clone()),
         place,
         assignment,
         provenance,
@@ -146,11 +149,12 @@ pub async fn carry_out<P: Place>(
         steps_seen: 0,
         runner_restart: None,
         runner_exits,
+        runner_waits: None,
+        news,
         to_actor,
         give_up: None,
         outbox: VecDeque::new(),
-        reported: None,
-        since_ms: now_ms(),
+        said: Said::default(),
         over: false,
     };
     let asked = run.work(&mut asks, &mut inbox, &mut messages, &mut exits).await;
@@ -174,7 +178,7 @@ impl<P: Place> Run<P> {
         if self.rows_left(&outcomes).is_empty() {
             self.finish(RunEnd::Finished, None, 0, 0);
         } else {
-            self.report_progress_of_start();
+            self.say_standing();
             self.components.ensure(Role::Model, 1);
             self.start_runner();
         }
@@ -189,14 +193,7 @@ impl<P: Place> Run<P> {
             tokio::select! {
                 biased;
                 ask = asks.recv() => return self.settle(pending, ask.unwrap_or(Ask::Shutdown)).await,
-                news = inbox.recv() => {
-                    if let Some(news) = news {
-                        let changes = self.components.on_news(news);
-                        self.tell(changes);
-                        self.report_progress_of_start();
-                        self.watch_model();
-                    }
-                }
+                news = inbox.recv() => if let Some(news) = news { self.on_news(news) },
                 result = async { match &mut pending { Some((append, _)) => append.await, None => std::future::pending().await } } => {
                     if let Some((_, then)) = pending.take()
                         && self.committed(result, then)
@@ -286,35 +283,6 @@ impl<P: Place> Run<P> {
         self.outbox.push_back(Batch { records, end: None, then });
     }
 
-    /// Reports the phase if it is another than before. `RUNNING` is never taken back.
-    fn report(&mut self, phase: Phase, cause: &'static str, message: &str) {
-        let before = self.reported;
-        if before == Some((phase, cause))
-            || self.over
-            || before.is_some_and(|(before, _)| before == Phase::Running && phase == Phase::Waiting)
-        {
-            return;
-        }
-        self.reported = Some((phase, cause));
-        self.since_ms = now_ms();
-        let provenance = (phase == Phase::Running).then(|| self.provenance.clone());
-        let status = status(phase, cause, message, self.since_ms, None, provenance.as_ref());
-        let record = NewRecord::status(self.key(), status);
-        self.store(vec![record], Then::Nothing);
-    }
-
-    fn report_progress_of_start(&mut self) {
-        let spec = Arc::clone(&self.assignment.spec);
-        if let Some((cause, message)) = self.components.waits().cloned() {
-            return self.report(Phase::Waiting, cause, &message);
-        }
-        match self.components.ready() {
-            (true, true) => self.report(Phase::Running, "", ""),
-            (true, false) => self.report(Phase::Waiting, "environmentStarting", &format!("environment '{}' starts", spec.environment.id)),
-            (false, _) => self.report(Phase::Waiting, "modelStarting", &format!("model '{}' starts", spec.model.id)),
-        }
-    }
-
     async fn outcomes(&self) -> Outcomes {
         match self.shared.spool.outcomes(self.key()).await {
             Ok(outcomes) => outcomes,
@@ -391,7 +359,7 @@ impl<P: Place> Run<P> {
                 self.tell(changes);
             }
             Message::Episodes(episodes) => {
-                self.report(Phase::Running, "", "");
+                self.say_it_runs();
                 if !episodes.episodes.is_empty() {
                     self.components.progress();
                     self.runner_starts = self.runner_starts.min(1);
@@ -401,7 +369,7 @@ impl<P: Place> Run<P> {
             }
             Message::Progress(progress) => {
                 if progress.env_steps > 0 {
-                    self.report(Phase::Running, "", "");
+                    self.say_it_runs();
                 }
                 // Steps without an episode are progress too: several lanes may crash in company again and again, and each
                 // row has a count of its own.
@@ -435,7 +403,7 @@ impl<P: Place> Run<P> {
             self.tell(changes);
         }
         self.provenance.lanes_per_pod = Some(acquire.lanes_per_pod);
-        self.report_progress_of_start();
+        self.say_standing();
     }
 
     fn on_provenance(&mut self, report: &v1::ProvenanceReport) {
@@ -448,12 +416,7 @@ impl<P: Place> Run<P> {
         };
         let ours = std::mem::take(&mut self.provenance);
         self.provenance = merge(ours, parsed);
-        if !self.over {
-            let status = status(Phase::Running, "", "", self.since_ms, None, Some(&self.provenance));
-            let record = NewRecord::status(self.key(), status);
-            self.reported = Some((Phase::Running, ""));
-            self.store(vec![record], Then::Nothing);
-        }
+        self.say_provenance();
     }
 
     async fn on_done(&mut self, stream: u64, done: v1::Done) {
@@ -524,11 +487,12 @@ impl<P: Place> Run<P> {
 
     fn start_runner(&mut self) {
         self.runner_starts += 1;
-        self.runner = Some(RunnerHandle::start(&self.shared, &*self.place, &self.to_actor, self.runner_exits.clone()));
+        self.runner = Some(RunnerHandle::start(&self.shared, &*self.place, &self.to_actor, self.news.clone(), self.runner_exits.clone()));
     }
 
     fn on_runner_exit(&mut self, exit: RunnerExit) {
         self.runner = None;
+        self.runner_waits = None;
         self.measured.runner_ended();
         if self.over {
             return;
@@ -541,7 +505,7 @@ impl<P: Place> Run<P> {
             After::Restart(pause) => self.runner_restart = Some(Instant::now() + pause.max(Duration::from_millis(50))),
             After::GiveUp => {
                 let message = format!("the runner {} {RUNNER_STARTS} times in a row without finishing an episode", exit.how);
-                let mut failure = Failure::new(FailureCode::RunnerLost, message).of("runner");
+                let mut failure = Failure::new(FailureCode::RunnerLost, message).of(RUNNER);
                 failure.log_lines = exit.log_lines;
                 self.finish(RunEnd::Failed, Some(&failure), 0, 0);
             }

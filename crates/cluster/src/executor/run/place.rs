@@ -14,6 +14,9 @@ use super::components::{News, Role, Stop};
 use crate::runners::{FromRunner, Runners};
 use crate::spool::Spool;
 
+/// The runner's name, as a component.
+pub const RUNNER: &str = "runner";
+
 /// What the actors of an agent share.
 #[derive(Clone)]
 pub struct Shared {
@@ -31,8 +34,9 @@ pub trait Place: Send + Sync + 'static {
     /// If nothing can be started.
     fn start(&self, role: Role, lanes: u32, number: u32, stop: Stop, news: mpsc::Sender<News>) -> Result<BoxFuture<'static, ()>, Failure>;
 
-    /// Starts a runner and lets it, and no earlier one, attach to the run; the future ends once it has ended.
-    fn runner(&self, stop: Stop, messages: mpsc::Sender<FromRunner>) -> BoxFuture<'static, RunnerExit>;
+    /// Starts a runner and lets it, and no earlier one, attach to the run; the future ends once it has ended. Until it runs
+    /// the news of [`RUNNER`] say what it waits for.
+    fn runner(&self, stop: Stop, messages: mpsc::Sender<FromRunner>, news: mpsc::Sender<News>) -> BoxFuture<'static, RunnerExit>;
 
     /// The actor ends, and nothing of the run is left running; `over` says that the run is.
     fn clean_up(&self, over: bool) -> BoxFuture<'static, ()>;
@@ -65,10 +69,11 @@ impl RunnerHandle {
         shared: &Shared,
         place: &P,
         messages: &mpsc::Sender<FromRunner>,
+        news: mpsc::Sender<News>,
         exits: mpsc::Sender<RunnerExit>,
     ) -> Self {
         let handle = Self { stop: Stop::default(), ended: CancellationToken::new() };
-        let (running, ended) = (place.runner(handle.stop.clone(), messages.clone()), handle.ended.clone());
+        let (running, ended) = (place.runner(handle.stop.clone(), messages.clone(), news), handle.ended.clone());
         shared.tasks.spawn(async move {
             let exit = running.await;
             ended.cancel();

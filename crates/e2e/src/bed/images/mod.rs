@@ -69,28 +69,73 @@ pub async fn ours(bin: &Path, layers: &Path) -> anyhow::Result<BTreeMap<String, 
     Ok(images)
 }
 
+/// What images with Python in them have in common.
+struct Python {
+    system: Layer,
+    packages: Layer,
+}
+
+impl Python {
+    async fn new(root: &Path) -> anyhow::Result<Self> {
+        let names: Vec<&str> = debian::BASE.iter().chain(&debian::PYTHON).copied().collect();
+        let system = folder_layer("", &debian::packages(&names).await?)?;
+        let wheels = debian::wheels(&root.join("scripts/python/requirements.txt")).await?;
+        let packages = folder_layer("usr/local/lib/python3.11/dist-packages", &wheels)?;
+        Ok(Self { system, packages })
+    }
+
+    /// One that serves what `arguments` name; `more` is one more variable.
+    fn image(&self, own: &Layer, user: &'static str, arguments: &[&str], more: &str) -> Image {
+        let command = ["python3", "-m", "rlmesh.serve"].iter().chain(arguments).map(|&word| word.to_owned()).collect();
+        let env = ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONPATH=/app", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"];
+        let env = env.into_iter().chain(Some(more).filter(|more| !more.is_empty())).map(ToOwned::to_owned).collect();
+        let settings = Settings { user, command, env, folder: "/app" };
+        Image::new(vec![self.system.clone(), self.packages.clone(), own.clone()], &settings)
+    }
+}
+
 /// Images as a user would build them: an environment and a model of `examples/quickstart`, and one that names root.
 pub async fn users(root: &Path, layers: &Path) -> anyhow::Result<BTreeMap<String, Image>> {
     std::fs::create_dir_all(layers)?;
-    let names: Vec<&str> = debian::BASE.iter().chain(&debian::PYTHON).copied().collect();
-    let system = folder_layer("", &debian::packages(&names).await?)?;
-    let wheels = debian::wheels(&root.join("scripts/python/requirements.txt")).await?;
-    let packages = folder_layer("usr/local/lib/python3.11/dist-packages", &wheels)?;
+    let python = Python::new(root).await?;
     let own =
         Files::default().folder("tmp", 0o1777).tree("app", &root.join("examples/quickstart"))?.write(&layers.join("quickstart.tar.gz"))?;
-    let image = |user, arguments: &[&str]| {
-        let command = ["python3", "-m", "rlmesh.serve"].iter().chain(arguments).map(|&word| word.to_owned()).collect();
-        let env = ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONPATH=/app", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"];
-        let settings = Settings { user, command, env: env.map(ToOwned::to_owned).to_vec(), folder: "/app" };
-        Image::new(vec![system.clone(), packages.clone(), own.clone()], &settings)
-    };
     Ok([
-        ("user/quickstart-env", image(USER, &["--env", "envs:CartPole"])),
-        ("user/quickstart-model", image(USER, &["policies:Balancer"])),
-        ("user/root-env", image("root", &["--env", "envs:CartPole"])),
+        (ENVIRONMENT, python.image(&own, USER, &["--env", "envs:CartPole"], "")),
+        ("user/quickstart-model", python.image(&own, USER, &["policies:Balancer"], "")),
+        ("user/root-env", python.image(&own, "root", &["--env", "envs:CartPole"], "")),
     ]
     .map(|(name, image)| (name.to_owned(), image))
     .into())
+}
+
+const ENVIRONMENT: &str = "user/quickstart-env";
+
+/// Images of faults, by tag: environment and model of `examples/misbehaving`; models that no node has pulled, one for each of
+/// `unseen`; one for another architecture, and one that says it is for this one and is not.
+pub async fn faulty(root: &Path, layers: &Path, unseen: &[&'static str]) -> anyhow::Result<BTreeMap<&'static str, Image>> {
+    const MODEL: [&str; 1] = ["policies:Misbehaving"];
+    let python = Python::new(root).await?;
+    let own = Files::default()
+        .folder("tmp", 0o1777)
+        .tree("app", &root.join("examples/misbehaving"))?
+        .write(&layers.join("misbehaving.tar.gz"))?;
+    let mut images = BTreeMap::from([
+        ("env", python.image(&own, USER, &["--env", "envs:Misbehaving"], "")),
+        ("model", python.image(&own, USER, &MODEL, "")),
+        ("foreign", python.image(&own, USER, &MODEL, "FOR=arm64").only_for("arm64")),
+    ]);
+    images.extend(unseen.iter().map(|&tag| (tag, python.image(&own, USER, &MODEL, &format!("UNSEEN={tag}")))));
+    // The head of an executable file for arm64, which is as far as a kernel reads it.
+    let mut program = b"\x7fELF\x02\x01\x01".to_vec();
+    program.resize(64, 0);
+    (program[16], program[18], program[20], program[52]) = (2, 183, 1, 64);
+    let file = layers.join("alien");
+    std::fs::write(&file, program)?;
+    let alien = Files::default().program("usr/bin/alien", &file).write(&layers.join("alien.tar.gz"))?;
+    let settings = Settings { user: USER, command: vec!["/usr/bin/alien".to_owned()], ..Settings::default() };
+    images.insert("alien", Image::new(vec![python.system.clone(), alien], &settings));
+    Ok(images)
 }
 
 /// A layer with everything in a folder of the cache, whose name has the hash of what is in it.
@@ -173,6 +218,16 @@ impl Bed {
         let mut references = BTreeMap::new();
         for (repository, image) in &images {
             references.insert(repository.clone(), registry.push(image, repository, "test").await?);
+        }
+        Ok(references)
+    }
+
+    /// Builds and pushes [`faulty`] images: tag to `host/repository@digest`. Their layers are in that repository already.
+    pub async fn publish_faulty(&self, root: &Path, unseen: &[&'static str]) -> anyhow::Result<BTreeMap<&'static str, String>> {
+        let registry = self.registry()?;
+        let mut references = BTreeMap::new();
+        for (tag, image) in faulty(root, &self.layout.folder.join("layers"), unseen).await? {
+            references.insert(tag, registry.push(&image, ENVIRONMENT, tag).await?);
         }
         Ok(references)
     }

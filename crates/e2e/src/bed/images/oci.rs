@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::layer::Layer;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
@@ -31,6 +32,8 @@ pub struct Image {
     layers: Vec<Layer>,
     config: Vec<u8>,
     manifest: Vec<u8>,
+    /// Names the manifest as one for an architecture. None: the manifest is all there is.
+    index: Option<Vec<u8>>,
 }
 
 impl Image {
@@ -57,13 +60,28 @@ impl Image {
         })
         .to_string()
         .into_bytes();
-        Self { layers, config, manifest }
+        Self { layers, config, manifest, index: None }
+    }
+
+    /// The same, said to be for nodes of this architecture and no others.
+    #[must_use]
+    pub fn only_for(mut self, architecture: &str) -> Self {
+        let index = json!({
+            "schemaVersion": 2,
+            "mediaType": INDEX,
+            "manifests": [{
+                "mediaType": MANIFEST, "digest": digest(&self.manifest), "size": self.manifest.len(),
+                "platform": {"os": "linux", "architecture": architecture},
+            }],
+        });
+        self.index = Some(index.to_string().into_bytes());
+        self
     }
 
     /// What a reference `name@sha256:...` names.
     #[must_use]
     pub fn digest(&self) -> String {
-        digest(&self.manifest)
+        digest(self.index.as_ref().unwrap_or(&self.manifest))
     }
 
     /// Of its layers, compressed.
@@ -77,7 +95,7 @@ impl Image {
         let index = json!({
             "schemaVersion": 2,
             "manifests": [{
-                "mediaType": MANIFEST, "digest": self.digest(), "size": self.manifest.len(),
+                "mediaType": MANIFEST, "digest": digest(&self.manifest), "size": self.manifest.len(),
                 "annotations": {"io.containerd.image.name": name},
             }],
         });
@@ -132,9 +150,13 @@ impl Registry {
         if self.lacks(repository, &config).await? {
             self.upload(repository, &config, image.config.len() as u64, image.config.clone().into()).await?;
         }
-        for reference in [tag, image.digest().as_str()] {
+        let (manifest, whole) = (digest(&image.manifest), image.digest());
+        let mut puts = vec![(manifest.as_str(), MANIFEST, &image.manifest)];
+        puts.extend(image.index.iter().map(|index| (whole.as_str(), INDEX, index)));
+        puts.extend(puts.last().map(|&(_, kind, bytes)| (tag, kind, bytes)));
+        for (reference, kind, bytes) in puts {
             let url = format!("{}/v2/{repository}/manifests/{reference}", self.url);
-            let put = self.http.put(url).header(header::CONTENT_TYPE, MANIFEST).body(image.manifest.clone());
+            let put = self.http.put(url).header(header::CONTENT_TYPE, kind).body(bytes.clone());
             self.send(put, &format!("the manifest of {repository}:{tag}")).await?;
         }
         Ok(format!("{}/{repository}@{}", self.url.trim_start_matches("https://"), image.digest()))

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use chrono::DateTime;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use rlm_api::cluster::v1::{self, AgentMessage, Record, agent_message, server_message};
 use rlm_core::error::{Code, Error};
@@ -338,10 +339,21 @@ impl Session {
     }
 
     async fn heartbeat(&mut self, state: &AppState, heartbeat: v1::Heartbeat) -> Result<(), End> {
+        let now_ms = self.live.last_seen();
+        let since = |kind: &str, status: &str| {
+            let known = self.stored.conditions.iter().flatten().find(|one| one.kind == kind && one.status == status);
+            known.and_then(|one| one.since).or_else(|| DateTime::from_timestamp_millis(now_ms))
+        };
         let conditions: Vec<Condition> = heartbeat
             .conditions
             .into_iter()
-            .map(|one| Condition { kind: one.r#type, status: one.status, reason: one.reason, message: one.message })
+            .map(|one| Condition {
+                since: since(&one.r#type, &one.status),
+                kind: one.r#type,
+                status: one.status,
+                reason: one.reason,
+                message: one.message,
+            })
             .collect();
         let inventory = heartbeat.inventory.as_ref().map(|inventory| nodes(Some(inventory)));
         let unacknowledged = heartbeat.spool_unacknowledged_records;
@@ -349,7 +361,6 @@ impl Session {
             || (inventory.is_some() && self.stored.nodes != inventory)
             || self.stored.unacknowledged != Some(unacknowledged);
         if news {
-            let now_ms = self.live.last_seen();
             let written = async {
                 let mut write = state.store.write().await?;
                 let (cluster, generation) = (self.live.cluster, self.live.session_generation);

@@ -83,6 +83,10 @@ fn time(unix_ms: i64) -> DateTime<Utc> {
 
 /// Why this run does not run, in the order in which a user can do something about it. Pure.
 fn waits_for(run: &RunHead, pinned: Option<ClusterId>, clusters: &[ClusterCondition]) -> Option<Waiting> {
+    let holder = run.cluster.filter(|_| run.state.is_placed()).and_then(|held| clusters.iter().find(|cluster| cluster.id == held));
+    if let Some(waiting) = holder.and_then(|cluster| hindered(run, cluster)) {
+        return Some(waiting);
+    }
     match run.state {
         RunState::Finished | RunState::Failed | RunState::Cancelled => return None,
         RunState::Running => return run.waiting.clone(),
@@ -116,6 +120,24 @@ fn waits_for(run: &RunHead, pinned: Option<ClusterId>, clusters: &[ClusterCondit
         }
         (_, false, false) => run.waiting.clone().or_else(|| because("capacity", "waits for room on a cluster".to_owned())),
     }
+}
+
+/// Why the results of a run do not come although its cluster holds it.
+fn hindered(run: &RunHead, cluster: &ClusterCondition) -> Option<Waiting> {
+    let began = run.leased_at.unwrap_or(run.created_at);
+    let because = |cause: &str, since: Option<i64>, message| {
+        let since = time(since.unwrap_or(began).max(began));
+        Some(Waiting { cause: cause.to_owned(), since, message })
+    };
+    if !cluster.connected {
+        let message = format!(
+            "the agent of cluster {} is disconnected; the run goes on there, and its results come when it is back: see `rlmesh clusters get {}`",
+            cluster.name, cluster.id
+        );
+        return because("clusterDisconnected", cluster.disconnected_at, message);
+    }
+    let (since, why) = cluster.full.as_ref()?;
+    because("spoolFull", *since, format!("the agent of cluster {}: {why}", cluster.name))
 }
 
 pub async fn detail(state: &AppState, caller: &Caller, id: &str) -> Result<EvaluationDetail, Error> {
@@ -450,10 +472,8 @@ mod tests {
     fn each_reason_to_wait_has_its_cause() {
         let (one, two) = (ClusterId::generate(), ClusterId::generate());
         let cause = |pinned, clusters: &[(ClusterId, bool, bool)]| {
-            let clusters: Vec<ClusterCondition> = clusters
-                .iter()
-                .map(|&(id, connected, draining)| ClusterCondition { id, connected, draining, runs_processes: true })
-                .collect();
+            let clusters: Vec<ClusterCondition> =
+                clusters.iter().map(|&(id, connected, draining)| ClusterCondition { draining, ..condition(id, connected) }).collect();
             waits_for(&queued(), pinned, &clusters).unwrap().cause
         };
         assert_eq!(cause(None, &[]), "noCluster");
@@ -464,13 +484,24 @@ mod tests {
         assert_eq!(cause(None, &[(one, true, false)]), "capacity");
     }
 
+    fn condition(id: ClusterId, connected: bool) -> ClusterCondition {
+        ClusterCondition { id, name: "c".into(), connected, disconnected_at: None, full: None, draining: false, runs_processes: true }
+    }
+
     #[test]
-    fn a_running_run_waits_only_for_what_its_agent_says() {
-        let mut run = queued();
-        run.state = RunState::Running;
-        assert_eq!(waits_for(&run, None, &[]), None);
+    fn a_running_run_waits_for_what_its_agent_says_and_for_its_agent() {
+        let cluster = ClusterId::generate();
+        let mut run = RunHead { state: RunState::Running, cluster: Some(cluster), ..queued() };
+        assert_eq!(waits_for(&run, None, &[condition(cluster, true)]), None);
+        let away = ClusterCondition { disconnected_at: Some(7_000), ..condition(cluster, false) };
+        let waiting = waits_for(&run, None, &[away]).unwrap();
+        assert_eq!((waiting.cause.as_str(), waiting.since), ("clusterDisconnected", time(7_000)));
+        let full = ClusterCondition { full: Some((Some(9_000), "the disk is full".into())), ..condition(cluster, true) };
+        let waiting = waits_for(&run, None, std::slice::from_ref(&full)).unwrap();
+        assert_eq!((waiting.cause.as_str(), waiting.since), ("spoolFull", time(9_000)));
+        assert!(waiting.message.contains("the disk is full"));
         run.state = RunState::Finished;
-        assert_eq!(waits_for(&run, None, &[]), None);
+        assert_eq!(waits_for(&run, None, &[full]), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use rlm_api::cluster::v1;
 use rlm_api::cluster::v1::agent_message::Message as FromAgent;
 use rlm_api::cluster::v1::server_message::Message as ToAgent;
@@ -234,7 +235,9 @@ pub async fn a_heartbeat_shows_nodes_and_conditions_on(plane: &Plane) {
             ..v1::Heartbeat::default()
         }))
         .await;
-    let seen = plane.cluster_is(cell.cluster, "conditions", |seen| seen["unacknowledgedRecords"] == 7).await;
+    let mut seen = plane.cluster_is(cell.cluster, "conditions", |seen| seen["unacknowledgedRecords"] == 7).await;
+    let since = seen["conditions"][0].as_object_mut().and_then(|one| one.remove("since")).unwrap_or_default();
+    assert!(since.as_str().is_some_and(|since| since.parse::<DateTime<Utc>>().is_ok()), "{since}");
     assert_eq!(seen["conditions"], json!([{"type": "SpoolHealthy", "status": "False", "reason": "Full", "message": "no room"}]));
     assert_eq!((&seen["nodes"][0]["gpuCount"], &seen["nodes"][0]["memoryBytes"]), (&json!(8), &json!(1_u64 << 40)));
     assert_eq!(seen["agentVersion"], "0.1.0");
