@@ -98,7 +98,7 @@ build-release: needs
 	$(CARGO) build $(FLAGS) --release --workspace --bins
 
 .PHONY: bench
-bench: bench-runner bench-spool bench-rows bench-memory ## every figure
+bench: bench-runner bench-spool bench-rows bench-memory bench-controller ## every figure
 
 .PHONY: bench-runner
 bench-runner: needs ## figures of the runner, beside its peers
@@ -115,3 +115,9 @@ bench-rows: build-release ## figures of an evaluation of 1,000,000 rows
 .PHONY: bench-memory
 bench-memory: build-release ## idle memory of server and agent
 	$(BENCH) memory
+
+.PHONY: bench-controller
+bench-controller: build-release bed-tools ## figures of evaluations as pods, on a real Kubernetes (root)
+	export RLMESH_BED_TOOLS="$$(cat $(BED_TOOLS))"; \
+	RLMESH_KWOK="$$(scripts/bed-tools.sh kwok | cut -d ' ' -f 2)" $(BENCH) controller; \
+	$(BENCH) pods
