@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 const LIMIT: Duration = Duration::from_secs(150);
 const SYSTEM: &str = "rlmesh-system";
 const RUNS: &str = "rlmesh-runs";
+const ENVIRONMENT: &str = "user/quickstart-env";
 
 struct Installation<'a> {
     shared: &'a Shared,
@@ -188,11 +189,11 @@ print(urllib.request.urlopen(request, timeout=20).read().decode())";
         Ok(found.cloned().unwrap_or_default())
     }
 
-    async fn submit(&self, episodes: u64) -> anyhow::Result<String> {
+    async fn submit(&self, episodes: u64, environment: &str) -> anyhow::Result<String> {
         let request = json!({
             "name": "by the chart",
             "models": [{"id": "balancer", "image": self.shared.image("user/quickstart-model")?}],
-            "environments": [{"id": "cartpole", "image": self.shared.image("user/quickstart-env")?}],
+            "environments": [{"id": "cartpole", "image": self.shared.image(environment)?}],
             "tasks": [{"env": "cartpole", "taskId": "cartpole/balance", "params": {}, "episodes": episodes, "seed": 0, "workers": 2,
                        "maxEpisodeSteps": 50, "success": {"metric": "reward", "atLeast": 50}}],
         });
@@ -247,17 +248,22 @@ async fn the_chart_installs_runs_evaluations_and_walls_them_off() -> anyhow::Res
 async fn scenario(installation: &Installation<'_>) -> anyhow::Result<()> {
     wait_for("the walls to be known to stand", LIMIT, async || Ok((installation.condition().await?["status"] == "True").then_some(())))
         .await?;
-    let id = installation.submit(100_000).await?;
-    wait_for("rows of the first evaluation", LIMIT, async || {
-        let detail = installation.json(&["eval", "get", &id]).await?;
-        ensure!(detail["status"] != "failed", "{detail:#}");
-        Ok((detail["progress"]["completedEpisodes"].as_u64() >= Some(5)).then_some(()))
-    })
-    .await?;
-    what_pods_reach(installation).await?;
-    installation.rlmesh(&["eval", "cancel", &id]).await?;
+    // The second one's image names root, and is run as nobody in particular all the same.
+    let ids = [installation.submit(100_000, ENVIRONMENT).await?, installation.submit(100_000, "user/root-env").await?];
+    for id in &ids {
+        wait_for("rows", LIMIT, async || {
+            let detail = installation.json(&["eval", "get", id]).await?;
+            ensure!(detail["status"] != "failed", "{detail:#}");
+            Ok((detail["progress"]["completedEpisodes"].as_u64() >= Some(5)).then_some(()))
+        })
+        .await?;
+    }
+    what_pods_reach(installation, &ids).await?;
+    for id in &ids {
+        installation.rlmesh(&["eval", "cancel", id]).await?;
+    }
     wait_for("the pods to go", LIMIT, async || Ok(installation.pods(RUNS, "rlmesh.dev/run").await?.is_empty().then_some(()))).await?;
-    let id = installation.submit(200).await?;
+    let id = installation.submit(200, ENVIRONMENT).await?;
     wait_for("the end", LIMIT, async || {
         let detail = installation.json(&["eval", "get", &id]).await?;
         ensure!(detail["status"] != "failed", "{detail:#}");
@@ -273,10 +279,10 @@ async fn scenario(installation: &Installation<'_>) -> anyhow::Result<()> {
     without_enforcement(installation).await
 }
 
-/// From inside each kind of pod: what is allowed works, and nothing else does.
-async fn what_pods_reach(installation: &Installation<'_>) -> anyhow::Result<()> {
+/// From inside each kind of pod of the first evaluation: what is allowed works, and nothing else does.
+async fn what_pods_reach(installation: &Installation<'_>, [id, other]: &[String; 2]) -> anyhow::Result<()> {
     // A pod of another namespace that anybody may reach, to see that what is refused below is refused by the other end.
-    let image = installation.shared.image("user/quickstart-env")?;
+    let image = installation.shared.image(ENVIRONMENT)?;
     with_space(&installation.shared.bed, "elsewhere", async |space| {
         let listens = ["python3", "-m", "http.server", "8000"];
         let elsewhere = space.run(pod("open", image, &listens, json!({}))).await?;
@@ -284,8 +290,11 @@ async fn what_pods_reach(installation: &Installation<'_>) -> anyhow::Result<()> 
             .await?;
         let agent = installation.address(SYSTEM, "app.kubernetes.io/name=rlmesh-cluster-agent").await?;
         let probe = installation.address(RUNS, "rlmesh.dev/component=wall-probe").await?;
-        let environment = installation.address(RUNS, "rlmesh.dev/instance=env-0-0").await?;
-        let model = installation.address(RUNS, "rlmesh.dev/instance=model-0").await?;
+        let instance = |evaluation: &str, instance: &str| format!("rlmesh.dev/evaluation={evaluation},rlmesh.dev/instance={instance}");
+        let environment = installation.address(RUNS, &instance(id, "env-0-0")).await?;
+        let model = installation.address(RUNS, &instance(id, "model-0")).await?;
+        let others_environment = installation.address(RUNS, &instance(other, "env-0-0")).await?;
+        let others_model = installation.address(RUNS, &instance(other, "model-0")).await?;
         let forbidden = [
             ("the Kubernetes API", "10.96.0.1", 443),
             ("the Kubernetes API behind its Service", GATEWAY, 6443),
@@ -298,10 +307,13 @@ async fn what_pods_reach(installation: &Installation<'_>) -> anyhow::Result<()> 
             ("another namespace", elsewhere.as_str(), 8000),
             ("the agent's admin port", agent.as_str(), 9090),
             ("the wall probe", probe.as_str(), 7080),
+            ("another run's environment", others_environment.as_str(), 50051),
+            ("another run's model", others_model.as_str(), 50051),
         ];
         let allowed = [("the agent", agent.as_str(), 7443), ("the environment", &environment, 50051), ("the model", &model, 50051)];
         for kind in ["model", "environment", "runner", "wall-probe"] {
-            let from = installation.one(RUNS, &format!("rlmesh.dev/component={kind}")).await?;
+            let evaluation = if kind == "wall-probe" { String::new() } else { format!(",rlmesh.dev/evaluation={id}") };
+            let from = installation.one(RUNS, &format!("rlmesh.dev/component={kind}{evaluation}")).await?;
             let own = from.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
             // One's own ports are no way out.
             let targets: Vec<_> = forbidden.iter().chain(&allowed).filter(|(_, host, _)| *host != own).collect();
@@ -347,7 +359,7 @@ async fn without_enforcement(installation: &Installation<'_>) -> anyhow::Result<
         Ok((condition["status"] == "False" && condition["reason"] == "NotEnforced").then_some(()))
     })
     .await?;
-    let id = installation.submit(10).await?;
+    let id = installation.submit(10, ENVIRONMENT).await?;
     let waiting = wait_for("the evaluation to say what it waits for", LIMIT, async || {
         let detail = installation.json(&["eval", "get", &id]).await?;
         Ok(detail["waiting"]

@@ -184,6 +184,13 @@ async fn a_run_gets_its_pods_once_whoever_dies_and_leaves_none_behind() -> anyho
     .await
 }
 
+fn refused<T: std::fmt::Debug>(what: &str, result: kube::Result<T>) -> anyhow::Result<()> {
+    match result {
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(()),
+        other => Err(anyhow::anyhow!("{what}: {other:?}")),
+    }
+}
+
 #[tokio::test]
 async fn the_account_may_do_what_the_chart_says_and_nothing_else() -> anyhow::Result<()> {
     in_lab("rights", async |lab| {
@@ -194,20 +201,50 @@ async fn the_account_may_do_what_the_chart_says_and_nothing_else() -> anyhow::Re
         let elsewhere: Api<Pod> = Api::namespaced(account.clone(), "kube-system");
         lab.create().await?;
         ensure!(runs.get_opt(RUN).await?.is_some(), "it can't read a run");
-        let refused = |what: &str, result: Result<(), kube::Error>| match result {
-            Err(kube::Error::Api(status)) if status.code == 403 => Ok(()),
-            other => Err(anyhow::anyhow!("{what}: {other:?}")),
-        };
-        refused("read a Secret", secrets.get(PULL_SECRET).await.map(drop))?;
-        refused("list Secrets", secrets.list(&ListParams::default()).await.map(drop))?;
+        refused("read a Secret", secrets.get(PULL_SECRET).await)?;
+        refused("list Secrets", secrets.list(&ListParams::default()).await)?;
         refused("delete a run", runs.delete(RUN, &DeleteParams::default()).await.map(drop))?;
         let change = Patch::Merge(json!({"spec": {"cancel": true}}));
-        refused("change a run", runs.patch(RUN, &PatchParams::default(), &change).await.map(drop))?;
-        refused("list pods elsewhere", elsewhere.list(&ListParams::default()).await.map(drop))?;
+        refused("change a run", runs.patch(RUN, &PatchParams::default(), &change).await)?;
+        refused("list pods elsewhere", elsewhere.list(&ListParams::default()).await)?;
         let account = format!("system:serviceaccount:{name}:{ACCOUNT}");
         let asked = ["auth", "can-i", "create", "pods", "--subresource=exec", "--namespace", name, "--as", &account];
         let exec = lab.space.bed.kubectl(&asked).await;
         ensure!(exec.is_err(), "it can run commands in pods");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_agents_account_may_do_what_the_chart_says_and_nothing_else() -> anyhow::Result<()> {
+    in_lab("agent-rights", async |lab| {
+        let kubeconfig = lab::account(&lab.space, &lab.tools, "agent", "admin", lab.folder.path()).await?;
+        let account = rlm_e2e::bed::client(&kubeconfig).await?;
+        let name = &lab.space.name;
+        let runs: Api<RLMeshRun> = Api::namespaced(account.clone(), name);
+        let pods: Api<Pod> = Api::namespaced(account.clone(), name);
+        let secrets: Api<k8s_openapi::api::core::v1::Secret> = Api::namespaced(account.clone(), name);
+        let policies: Api<NetworkPolicy> = Api::namespaced(account.clone(), name);
+        let elsewhere: Api<Pod> = Api::namespaced(account.clone(), "kube-system");
+        lab.create().await?;
+        pods.list(&ListParams::default()).await.context("it can't list the pods of runs")?;
+        let image = lab.shared.image("user/quickstart-env")?;
+        let wanted = serde_json::from_value(pod("mine", image, &[], json!({})))?;
+        refused("make a pod", pods.create(&PostParams::default(), &wanted).await)?;
+        refused("delete a pod", pods.delete("mine", &DeleteParams::default()).await)?;
+        refused("read a Secret", secrets.get(PULL_SECRET).await)?;
+        refused("list Secrets", secrets.list(&ListParams::default()).await)?;
+        refused("delete a policy", policies.delete(RUN, &DeleteParams::default()).await)?;
+        let status = Patch::Merge(json!({"status": {"phase": "Finished"}}));
+        refused("say how a run goes", runs.patch_status(RUN, &PatchParams::default(), &status).await)?;
+        refused("list pods elsewhere", elsewhere.list(&ListParams::default()).await)?;
+        for (what, resource) in [("run commands in pods", "pods/exec"), ("connect to pods", "pods/portforward")] {
+            let asked = ["auth", "can-i", "create", resource, "--namespace", name, "--as"];
+            let user = format!("system:serviceaccount:{name}:rlmesh-cluster-agent");
+            ensure!(lab.space.bed.kubectl(&[&asked[..], &[&user]].concat()).await.is_err(), "it can {what}");
+        }
+        runs.delete(RUN, &DeleteParams::default()).await.context("it can't delete a run")?;
         Ok(())
     })
     .await
