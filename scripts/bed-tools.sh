@@ -13,15 +13,18 @@ need() { # a file or command of it, Debian package
     command -v "$1" >/dev/null 2>&1 || [ -e "$1" ] || packages+=("$2")
 }
 need go golang-go
-need containerd containerd
-need runc runc
-need /usr/lib/cni/bridge containernetworking-plugins
-need iptables iptables
-need ipset ipset
-need conntrack conntrack
-need debootstrap debootstrap
-need ip iproute2
-need nsenter util-linux
+# A program by name is only built.
+if [ $# = 0 ]; then
+    need containerd containerd
+    need runc runc
+    need /usr/lib/cni/bridge containernetworking-plugins
+    need iptables iptables
+    need ipset ipset
+    need conntrack conntrack
+    need debootstrap debootstrap
+    need ip iproute2
+    need nsenter util-linux
+fi
 if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
         echo "The test bed needs Debian's packages ${packages[*]}: install them, or run this as root on Debian." >&2

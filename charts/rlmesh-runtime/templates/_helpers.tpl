@@ -1,5 +1,6 @@
 {{- define "rlmesh.labels" -}}
 app.kubernetes.io/name: {{ .name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/part-of: rlmesh-runtime
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -57,6 +58,11 @@ kubernetes.io/arch: amd64
     - {port: {{ . }}, protocol: UDP}
     - {port: {{ . }}, protocol: TCP}
     {{- end }}
+{{- end }}
+
+{{/* Where the control plane is: 443 unless platform.apiHost says otherwise. */}}
+{{- define "rlmesh.apiPort" -}}
+{{ regexFind ":[0-9]+$" .Values.platform.apiHost | trimPrefix ":" | default "443" }}
 {{- end }}
 
 {{/* Without `to`: what a Service's address becomes differs, and some networks match no nodes by address. */}}

@@ -43,30 +43,40 @@ impl Tools {
     }
 }
 
-/// What the tests run with. None, and a line that says why, on a machine that lacks something.
+/// Says why a test does not run.
 ///
 /// # Panics
 /// Where `CI=true`: nothing is skipped there.
-#[must_use]
 #[expect(clippy::panic, reason = "a test that can't run on CI has failed")]
+pub fn skip(why: &str) {
+    if std::env::var("CI").is_ok_and(|value| value == "true") {
+        panic!("nothing is skipped on CI: {why}");
+    }
+    eprintln!("skipped, because {why}");
+}
+
+/// Top folder of the source tree. Asked at run time: a target folder may be shared by several checkouts.
+pub fn source_tree() -> Result<PathBuf, String> {
+    let package = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("these tests are started by cargo")?);
+    let root = package.ancestors().find(|folder| folder.join("Cargo.lock").is_file());
+    root.map(Path::to_owned).ok_or_else(|| "the source tree is not there".to_owned())
+}
+
+/// What the tests run with. None, and a line that says why ([`skip`]), on a machine that lacks something.
+#[must_use]
 pub fn tools() -> Option<Tools> {
     static FOUND: OnceLock<Result<Tools, String>> = OnceLock::new();
     match FOUND.get_or_init(find) {
         Ok(tools) => Some(tools.clone()),
         Err(why) => {
-            if std::env::var("CI").is_ok_and(|value| value == "true") {
-                panic!("nothing is skipped on CI: {why}");
-            }
-            eprintln!("skipped, because {why}");
+            skip(why);
             None
         }
     }
 }
 
 fn find() -> Result<Tools, String> {
-    // Asked at run time: a target folder may be shared by several checkouts.
-    let package = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("these tests are started by cargo")?);
-    let root = package.ancestors().find(|folder| folder.join("Cargo.lock").is_file()).ok_or("the source tree is not there")?.to_owned();
+    let root = source_tree()?;
     let bin = match std::env::var_os("RLMESH_TEST_BIN") {
         Some(bin) => PathBuf::from(bin),
         None => beside_the_tests()?,

@@ -47,9 +47,13 @@ fn chart(tools: &Tools) -> PathBuf {
 /// administrator's `reach` (`admin` from this machine, `inside` from the bed), into `folder`.
 pub async fn account(space: &Space<'_>, tools: &Tools, kind: &str, reach: &str, folder: &Path) -> anyhow::Result<PathBuf> {
     let account = format!("rlmesh-cluster-{kind}");
-    let rights = std::fs::read_to_string(chart(tools).join(format!("templates/{kind}-rbac.yaml")))?
-        .replace("{{ .Release.Namespace }}", &space.name)
-        .replace("namespace: rlmesh-runs", &format!("namespace: {}", space.name));
+    let mut helm = tokio::process::Command::new(space.bed.layout.tool("helm", "helm"));
+    helm.arg("template").arg("rlmesh").arg(chart(tools)).args(["--namespace", &space.name, "--kube-version", "1.34.0"]);
+    helm.args(["--show-only", &format!("templates/{kind}-rbac.yaml")]);
+    for (variable, sub) in [("HELM_CACHE_HOME", "cache"), ("HELM_CONFIG_HOME", "config"), ("HELM_DATA_HOME", "data")] {
+        helm.env(variable, folder.join("helm").join(sub));
+    }
+    let rights = run(&mut helm, LIMIT).await?.replace("namespace: rlmesh-runs", &format!("namespace: {}", space.name));
     let file = folder.join(format!("{kind}-rights.yaml"));
     std::fs::write(&file, rights)?;
     space.bed.kubectl(&["create", "serviceaccount", &account, "--namespace", &space.name]).await?;
