@@ -54,7 +54,7 @@ impl<'a> Installation<'a> {
     }
 
     /// The control plane, and what ends TLS before it.
-    async fn start_control_plane(&mut self) -> anyhow::Result<[Process; 2]> {
+    async fn start_control_plane(&mut self) -> anyhow::Result<(Process, Process)> {
         let state = self.folder.path().join("server");
         let mut setup = tokio::process::Command::from(clean_command(&self.tools.program("rlmesh-server")));
         let setup = run(setup.arg("local-setup").arg("--state-dir").arg(&state), LIMIT).await?;
@@ -66,13 +66,18 @@ impl<'a> Installation<'a> {
         std::fs::write(&config, "[timings]\nheartbeat = 1\ndisconnected-after = 4\n")?;
         command.arg("--config").arg(&config).arg("--state-dir").arg(&state).arg("--listen").arg(format!("127.0.0.1:{}", self.port));
         let server = Process::start("server", &mut command, &self.log("server"))?;
+        let front = self.start_front()?;
+        wait_for("the server", LIMIT, async || Ok(self.rlmesh(&["clusters", "list", "-o", "json"]).await.ok())).await?;
+        Ok((server, front))
+    }
+
+    /// The only way by which the cluster reaches the control plane.
+    fn start_front(&self) -> anyhow::Result<Process> {
         let mut command = self.inside("bed")?;
         let layout = &self.shared.bed.layout;
         command.arg("front").arg(format!("{GATEWAY}:443")).arg(format!("127.0.0.1:{}", self.port));
         command.args([layout.pki("api.crt"), layout.pki("api.key")]);
-        let front = Process::start("front", &mut command, &self.log("front"))?;
-        wait_for("the server", LIMIT, async || Ok(self.rlmesh(&["clusters", "list", "-o", "json"]).await.ok())).await?;
-        Ok([server, front])
+        Process::start("front", &mut command, &self.log("front"))
     }
 
     async fn rlmesh(&self, arguments: &[&str]) -> anyhow::Result<String> {
@@ -222,9 +227,9 @@ async fn the_chart_installs_runs_evaluations_and_walls_them_off() -> anyhow::Res
     let Some(shared) = shared().await? else { return Ok(()) };
     let _alone = shared.alone().await;
     let mut installation = Installation::new(shared)?;
-    let _control_plane = installation.start_control_plane().await?;
+    let (_server, mut front) = installation.start_control_plane().await?;
     let ended = match installation.install().await {
-        Ok(()) => scenario(&installation).await,
+        Ok(()) => scenario(&installation, &mut front).await,
         failed => failed,
     };
     if ended.is_err() {
@@ -245,7 +250,7 @@ async fn the_chart_installs_runs_evaluations_and_walls_them_off() -> anyhow::Res
     ended.and(removed)
 }
 
-async fn scenario(installation: &Installation<'_>) -> anyhow::Result<()> {
+async fn scenario(installation: &Installation<'_>, front: &mut Process) -> anyhow::Result<()> {
     wait_for("the walls to be known to stand", LIMIT, async || Ok((installation.condition().await?["status"] == "True").then_some(())))
         .await?;
     // The second one's image names root, and is run as nobody in particular all the same.
@@ -259,6 +264,7 @@ async fn scenario(installation: &Installation<'_>) -> anyhow::Result<()> {
         .await?;
     }
     what_pods_reach(installation, &ids).await?;
+    without_control_plane(installation, front, &ids[0]).await?;
     for id in &ids {
         installation.rlmesh(&["eval", "cancel", id]).await?;
     }
@@ -348,6 +354,33 @@ async fn what_pods_reach(installation: &Installation<'_>, [id, other]: &[String;
         Ok(())
     })
     .await
+}
+
+/// While the control plane is away a new agent takes results all the same, and they come when it is back.
+async fn without_control_plane(installation: &Installation<'_>, front: &mut Process, id: &str) -> anyhow::Result<()> {
+    front.kill().await?;
+    let selector = "app.kubernetes.io/name=rlmesh-cluster-agent";
+    let bed = &installation.shared.bed;
+    let uid = |pod: &Pod| pod.metadata.uid.clone();
+    let old = uid(&installation.one(SYSTEM, selector).await?);
+    bed.kubectl(&["--namespace", SYSTEM, "delete", "pod", "--selector", selector]).await?;
+    let service = bed.kubectl(&["--namespace", SYSTEM, "get", "service", "rlmesh-cluster-agent", "--output=jsonpath={.spec.clusterIP}"]);
+    let service = service.await?;
+    let runner = format!("rlmesh.dev/component=runner,rlmesh.dev/evaluation={id}");
+    wait_for("a new agent to take results", LIMIT, async || {
+        let agents = installation.pods(SYSTEM, selector).await?;
+        let Some(new) = agents.iter().find(|pod| uid(pod) != old) else { return Ok(None) };
+        let from = installation.one(RUNS, &runner).await?;
+        let open = connect_from(&from, &[(service.trim(), 7443)]).await? == ["open"];
+        let conditions = new.status.as_ref().and_then(|status| status.conditions.as_ref());
+        ensure!(!conditions.into_iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True"), "an agent alone is ready");
+        Ok(open.then_some(()))
+    })
+    .await?;
+    let rows = async || anyhow::Ok(installation.json(&["eval", "get", id]).await?["progress"]["completedEpisodes"].as_u64());
+    let before = rows().await?;
+    *front = installation.start_front()?;
+    wait_for("more rows", LIMIT, async || Ok((rows().await? > before).then_some(()))).await
 }
 
 /// A network that enforces nothing is noticed, evaluations wait and say why, and go on when it does.

@@ -519,6 +519,12 @@ async fn ended_by_others(run: &mut Run<'_>, shared: &Shared) -> anyhow::Result<S
         run.lab.space.pods().delete(&pod, &DeleteParams::default()).await?;
         run.replaced(&deleted, component, &pod).await?;
     }
+    let emptied = run.begin("emptied", "model").await?;
+    run.reaches(&emptied, 5).await?;
+    let pod = run.pod(&emptied, "environment").await?;
+    let object = pod.split("-env-").next().context("no run")?;
+    run.lab.space.bed.kubectl(&["delete", "rlmeshrun", object, "--namespace", &run.lab.space.name]).await?;
+    run.replaced(&emptied, "environment", &pod).await?;
     run.reaches(&killed, 5).await?;
     run.agent.kill().await?;
     run.agent = run.lab.start_agent()?;
@@ -535,6 +541,7 @@ async fn ended_by_others(run: &mut Run<'_>, shared: &Shared) -> anyhow::Result<S
     for (name, watched) in [
         ("pod evicted", &evicted),
         ("pods deleted by hand", &deleted),
+        ("its RLMeshRun deleted by hand", &emptied),
         ("agent, controller, apiserver killed", &killed),
         ("begun without a controller", &without_controller),
         ("begun without an apiserver", &without_api),

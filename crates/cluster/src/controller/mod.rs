@@ -30,7 +30,7 @@ use run::apply::{WriteError, Writes};
 use run::gather::{Stores, gather};
 use run::pod::LABEL_RUN;
 use settings::Settings;
-use writes::KubeWrites;
+use writes::{KubeWrites, WRITE_DEADLINE};
 
 use crate::crd::run::RLMeshRun;
 
@@ -116,7 +116,10 @@ pub async fn run(options: Options, settings: Settings, admin: Admin, stop: Cance
             () = elector.keep() => {
                 tracing::warn!("the lease is lost; another controller goes on");
                 leading.cancel();
-                work.await;
+                // What is being written ends by its own deadline. Watches that never listed anything would not end at all.
+                if tokio::time::timeout(2 * WRITE_DEADLINE, work).await.is_err() {
+                    tracing::warn!("what was being done is left as it is; every write may be repeated");
+                }
             }
         }
         metrics.leader.set(0);

@@ -138,6 +138,11 @@ impl<C: Cell> Runs<C> {
         self.with(|state| {
             let mut at = 0;
             while let Some(queued) = state.queue.get_mut(at).filter(|_| !state.closing) {
+                // An older generation of the run is still being ended, and what it clears away has the same names.
+                if state.active.keys().any(|key| key.run_id == queued.assignment.key.run_id) {
+                    at += 1;
+                    continue;
+                }
                 match self.cell.admit(&queued.assignment.spec, state.active.len()) {
                     Admission::Start(grant) => {
                         let Some(next) = state.queue.remove(at) else { return };

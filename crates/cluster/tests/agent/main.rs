@@ -312,6 +312,13 @@ async fn a_run_that_is_no_longer_leased_is_stopped_and_its_results_stay() {
     plane.wait("nothing runs", |state| state.heartbeats.last().is_some_and(|beat| beat.running_runs == 0)).await;
     plane.send(ToAgent::Assign(next.assign.clone()));
     plane.wait("the next generation", |state| state.records.values().any(|record| record.generation == 2)).await;
+    // The one after that comes while it runs, and waits until it has gone: both would use the same names.
+    let last = cell.run_again(&run, 3, 1000);
+    plane.with(|state| state.leased = vec![last.reference()]);
+    plane.send(ToAgent::Assign(last.assign.clone()));
+    plane.wait("the last generation", |state| state.records.values().any(|record| record.generation == 3)).await;
+    let most = plane.with(|state| state.heartbeats.iter().map(|beat| beat.running_runs).max());
+    assert_eq!(most, Some(1), "two generations of a run at once");
     agent.stop();
 }
 

@@ -64,6 +64,8 @@ pub struct Applied {
     pub wanted: usize,
     /// Why the policy is not in force, if it is not.
     pub policy: Result<(), WriteError>,
+    /// The first deletion that did not happen.
+    pub deleted: Result<(), WriteError>,
     pub look_again: Option<Timestamp>,
 }
 
@@ -101,10 +103,11 @@ pub async fn apply(plan: Plan, writes: &dyn Writes, now: Timestamp) -> Result<Ap
     if let (Err(WriteError::Unavailable(_) | WriteError::Quota(_)), true) = (&policy, create.is_empty()) {
         look_again = look_again.into_iter().chain(now.checked_add(UNAVAILABLE_PAUSE).ok()).min();
     }
+    let mut deleted = Ok(());
     for deletion in &delete {
-        writes.delete_pod(deletion).await?;
+        deleted = deleted.and(writes.delete_pod(deletion).await);
     }
-    Ok(Applied { components, wanted, policy, look_again })
+    Ok(Applied { components, wanted, policy, deleted, look_again })
 }
 
 fn fail(components: &mut [Component], attempt: Attempt, phase: ComponentPhase, reason: Reason, why: &str) {

@@ -16,7 +16,7 @@ impl Writes for NoPods {
     }
 
     async fn delete_pod(&self, _: &Deletion) -> Result<(), WriteError> {
-        Ok(())
+        Err(self.0.clone())
     }
 
     async fn apply_status(&self, _: &str, _: &RunStatus) -> Result<(), WriteError> {
@@ -42,4 +42,15 @@ async fn a_pod_that_can_not_be_made_is_said_of_its_component_and_tried_again_unl
         assert_eq!(found.message.as_deref(), Some(error.why()));
         assert_eq!(applied.look_again, pause.map(|pause| now.checked_add(pause).unwrap()));
     }
+}
+
+#[tokio::test]
+async fn a_deletion_that_is_refused_hides_nothing_of_what_was_seen() {
+    let now = Timestamp::from_second(1_800_000_000).unwrap();
+    let ready = component(Attempt { role: Role::Runner, number: 1 }, ComponentPhase::Ready, None, None, now);
+    let delete = ["one", "two"].map(|name| Deletion { name: name.to_owned(), uid: name.to_owned() }).to_vec();
+    let plan = Plan { delete, components: vec![ready.clone()], wanted: 1, ..Plan::default() };
+    let error = WriteError::Refused("a webhook says no".to_owned());
+    let applied = apply(plan, &NoPods(error.clone()), now).await.unwrap();
+    assert_eq!((applied.components, applied.deleted), (vec![ready], Err(error)));
 }

@@ -208,7 +208,10 @@ fn waiting(status: &PodStatus, state: Option<&ContainerState>, patience: SignedD
             }
         }
         // A Secret may still come, and the kubelet tries again; the agent's patience decides.
-        Some("CreateContainerConfigError") => Verdict::new(Pending, Reason::SecretMissing, why),
+        Some("CreateContainerConfigError") if why.contains("secret") || why.contains("couldn't find key") => {
+            Verdict::new(Pending, Reason::SecretMissing, why)
+        }
+        Some("CreateContainerConfigError") => Verdict::new(Failed, Reason::CannotStart, format!("the container can't be made: {why}")),
         Some("CreateContainerError" | "RunContainerError" | "PostStartHookError" | "CrashLoopBackOff") => {
             Verdict::new(Failed, Reason::CannotStart, format!("the container can't be started: {why}"))
         }

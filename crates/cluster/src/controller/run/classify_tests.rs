@@ -34,7 +34,8 @@ fn each_state_of_a_pod_has_its_phase_and_reason() {
     use ComponentPhase::{Failed, Pending, Ready, Starting, Succeeded};
     let scheduled = json!([{"type": "PodScheduled", "status": "True", "lastTransitionTime": at(-60)}]);
     let running = json!({"running": {"startedAt": at(-5)}});
-    let waits = |reason: &str| json!({"phase": "Pending", "conditions": scheduled, "containerStatuses": container(json!({"waiting": {"reason": reason, "message": "said"}}), false)});
+    let waits_because = |reason: &str, message: &str| json!({"phase": "Pending", "conditions": scheduled, "containerStatuses": container(json!({"waiting": {"reason": reason, "message": message}}), false)});
+    let waits = |reason: &str| waits_because(reason, "said");
     let ended = |reason: &str, code: i32, lasted: i64| {
         json!({"phase": "Failed", "containerStatuses": container(json!({"terminated": {
             "reason": reason, "exitCode": code, "startedAt": at(-lasted), "finishedAt": at(0)}}), false)})
@@ -54,7 +55,21 @@ fn each_state_of_a_pod_has_its_phase_and_reason() {
         ("not pulled", waits("ErrImagePull"), false, Pending, Some(Reason::ImagePullFailed)),
         ("not pulled again", waits("ImagePullBackOff"), false, Pending, Some(Reason::ImagePullFailed)),
         ("bad name", waits("InvalidImageName"), false, Failed, Some(Reason::InvalidImageName)),
-        ("no secret", waits("CreateContainerConfigError"), false, Pending, Some(Reason::SecretMissing)),
+        ("no secret", waits_because("CreateContainerConfigError", r#"secret "hf" not found"#), false, Pending, Some(Reason::SecretMissing)),
+        (
+            "no key",
+            waits_because("CreateContainerConfigError", "couldn't find key token in Secret runs/hf"),
+            false,
+            Pending,
+            Some(Reason::SecretMissing),
+        ),
+        (
+            "a user by name",
+            waits_because("CreateContainerConfigError", "container has runAsNonRoot and image has non-numeric user (app)"),
+            false,
+            Failed,
+            Some(Reason::CannotStart),
+        ),
         ("no program", waits("RunContainerError"), false, Failed, Some(Reason::CannotStart)),
         ("starts", json!({"phase": "Running", "containerStatuses": container(running.clone(), false)}), false, Starting, None),
         (

@@ -32,5 +32,7 @@ pub async fn reconcile(
     if !status::current(run, &status) {
         writes.apply_status(run.metadata.name.as_deref().unwrap_or_default(), &status).await?;
     }
+    // What was seen is told first: the agent decides by it.
+    applied.deleted?;
     Ok(applied.look_again)
 }

@@ -124,6 +124,21 @@ fn the_model_is_started_as_on_a_local_cell() {
 }
 
 #[test]
+fn variables_reach_the_container_as_they_were_written_but_for_who_sees_which_gpu() {
+    let (mut run, settings) = fixture();
+    let model = run.spec.model.as_mut().unwrap();
+    model.params = r#"{"prompt":"$$x^2$$ $(HOME)"}"#.to_owned();
+    model.program.env.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), "all".to_owned());
+    model.program.secret_env.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), "hf/token".to_owned());
+    let plan = look(&run, &[], &settings);
+    let model = named(&plan, "model-0");
+    // Kubernetes makes one dollar of two, and replaces nothing behind two.
+    let expected = r#"{"prompt":"$$$$x^2$$$$ $$(HOME)","weights":"/artifacts/weights"}"#;
+    assert_eq!(variable(model, "RLMESH_MAKE_KWARGS").as_deref(), Some(expected));
+    assert!(container(model).env.as_ref().unwrap().iter().all(|variable| variable.name != "NVIDIA_VISIBLE_DEVICES"));
+}
+
+#[test]
 fn environments_get_their_binding_and_may_share_the_models_gpu() {
     let (mut run, settings) = fixture();
     run.spec.active_bindings = [1, 0].map(two_pods).to_vec();

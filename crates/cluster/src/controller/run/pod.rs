@@ -33,6 +33,7 @@ pub const LABEL_INSTANCE: &str = "rlmesh.dev/instance";
 /// Audience of the runner's token.
 pub const AUDIENCE: &str = "rlmesh-agent";
 
+const VISIBLE_GPUS: &str = "NVIDIA_VISIBLE_DEVICES";
 const HOME: &str = "/home/rlmesh";
 const ARTIFACTS: &str = "/artifacts";
 const TOKEN_FOLDER: &str = "/var/run/secrets/rlmesh";
@@ -171,8 +172,13 @@ fn tolerations(settings: &Settings) -> Vec<Toleration> {
     settings.runs.tolerations.iter().cloned().chain(lost).collect()
 }
 
+/// Kubernetes replaces `$(NAME)` and `$$` in commands and variables; a container gets them as they were written.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
 fn container(shape: &Shape, mounts: Vec<VolumeMount>) -> Container {
-    let plain = shape.env.iter().map(|(name, value)| EnvVar { name: name.clone(), value: Some(value.clone()), value_from: None });
+    let plain = shape.env.iter().map(|(name, value)| EnvVar { name: name.clone(), value: Some(literal(value)), value_from: None });
     let secret = shape.secret_env.iter().filter_map(|(name, source)| {
         let (secret, key) = source.split_once('/')?;
         let selector = SecretKeySelector { name: secret.to_owned(), key: key.to_owned(), optional: None };
@@ -182,7 +188,7 @@ fn container(shape: &Shape, mounts: Vec<VolumeMount>) -> Container {
     Container {
         name: CONTAINER.to_owned(),
         image: Some(shape.image.clone()),
-        command: (!shape.command.is_empty()).then(|| shape.command.clone()),
+        command: (!shape.command.is_empty()).then(|| shape.command.iter().map(|word| literal(word)).collect()),
         env: Some(plain.chain(secret).collect()),
         ports: shape.startup.is_some().then(|| {
             vec![ContainerPort {
@@ -245,7 +251,10 @@ fn program_shape(program: &Program, noun: &str, settings: &Settings) -> Result<S
         }
     }
     let resources = program.resources.clone();
-    let mut env = program.env.clone();
+    let (mut env, mut secret_env) = (program.env.clone(), program.secret_env.clone());
+    // Which GPUs a container is shown is the device plugin's to say.
+    env.remove(VISIBLE_GPUS);
+    secret_env.remove(VISIBLE_GPUS);
     let mut default = |name: &str, value: &str| {
         env.entry(name.to_owned()).or_insert_with(|| value.to_owned());
     };
@@ -265,7 +274,7 @@ fn program_shape(program: &Program, noun: &str, settings: &Settings) -> Result<S
         image: program.image.clone(),
         command: Vec::new(),
         env,
-        secret_env: program.secret_env.clone(),
+        secret_env,
         resources,
         startup: None,
         volumes: vec![scratch("home", HOME), scratch("tmp", "/tmp"), memory("shm", "/dev/shm", shm)],
@@ -343,7 +352,7 @@ fn with_gpu_variables(mut shape: Shape) -> Shape {
             // The device plugin says it.
             _ => None,
         };
-        shape.env.extend(seen.map(|seen| ("NVIDIA_VISIBLE_DEVICES".to_owned(), seen.to_owned())));
+        shape.env.extend(seen.map(|seen| (VISIBLE_GPUS.to_owned(), seen.to_owned())));
         if seen != Some("void") {
             // `graphics` is EGL: simulators render off-screen.
             shape.env.insert("NVIDIA_DRIVER_CAPABILITIES".to_owned(), "compute,utility,graphics".to_owned());

@@ -41,9 +41,9 @@ pub fn failure(run: &RunSpec, role: Role, component: &Component, served: bool, l
 }
 
 /// An attempt that waited longer than `limits.queueTimeout`. `waits` is what for, as far as that is known.
-pub fn out_of_patience(role: Role, component: Option<&Component>, waits: Option<&Waits>, patience: Duration) -> Failure {
-    let name = role.name();
-    let code = component.and_then(|component| component.reason).and_then(|reason| failure_code(pod_role(role), reason, false));
+pub fn out_of_patience(role: PodRole, component: Option<&Component>, waits: Option<&Waits>, patience: Duration) -> Failure {
+    let name = role.to_string();
+    let code = component.and_then(|component| component.reason).and_then(|reason| failure_code(role, reason, false));
     let why = match (waits, component) {
         (Some(waits), _) => waits.message.clone(),
         (None, Some(component)) => sentence(component),
@@ -137,7 +137,7 @@ fn advice(reason: Reason, why: &str, over: bool) -> Option<&'static str> {
     })
 }
 
-fn pod_role(role: Role) -> PodRole {
+pub const fn pod_role(role: Role) -> PodRole {
     match role {
         Role::Model => PodRole::Model { replica: 0 },
         Role::Environment { binding, pod } => PodRole::Environment { binding, pod },

@@ -60,10 +60,10 @@ fn who_waited_in_vain_is_errored_for_what_it_waited_for_and_not_blamed() {
     let patience = Duration::from_secs(6);
     let taints = pending(Reason::Unschedulable, "0/2 nodes are available: 2 Insufficient cpu.");
     let known = waits("env-0-0", Some(&taints), false, None);
-    let failure = out_of_patience(ENV, Some(&taints), known.as_ref(), patience);
+    let failure = out_of_patience(pod_role(ENV), Some(&taints), known.as_ref(), patience);
     assert_eq!(failure.code, FailureCode::Unschedulable);
     assert!(failure.message.contains("2 Insufficient cpu") && failure.message.contains("waited 6 s"), "{}", failure.message);
     for component in [None, Some(&pending(Reason::ContainerCreating, "volumes")), Some(&pending(Reason::ApiUnavailable, "503"))] {
-        assert_eq!(out_of_patience(ENV, component, None, patience).code, FailureCode::QueueTimeout, "{component:?}");
+        assert_eq!(out_of_patience(pod_role(ENV), component, None, patience).code, FailureCode::QueueTimeout, "{component:?}");
     }
 }

@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::future::BoxFuture;
-use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams};
+use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
 use rlm_api::cluster::v1;
@@ -34,7 +35,7 @@ use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
 use super::{Executor, no_logs, now_ms};
 use crate::controller::run::pod::{LABEL_COMPONENT, LABEL_RUN};
-use crate::crd::run::{AgentEndpoint, Component, RLMeshRun};
+use crate::crd::run::{AgentEndpoint, Component, ComponentPhase, RLMeshRun, Reason};
 use crate::runners::Runners;
 use crate::spool::{NewRecord, RunKey, Spool, SpoolError};
 use crate::walls::{self, Walls};
@@ -48,7 +49,7 @@ const LOOK: Duration = Duration::from_secs(30);
 const WALLS_STAND: Duration = Duration::from_secs(60);
 const WALLS_MISSING: Duration = Duration::from_secs(5);
 /// Most of a log reply.
-const LOG_REPLY: i64 = 256 << 10;
+const LOG_REPLY: usize = 256 << 10;
 
 /// How the executor is set up.
 #[derive(Debug, Clone)]
@@ -136,7 +137,7 @@ impl Cluster {
     async fn look_at_walls(&self) -> Walls {
         let probes = ListParams::default().labels(&format!("{LABEL_COMPONENT}={}", walls::COMPONENT));
         let address = match tokio::time::timeout(DEADLINE, self.pods.list(&probes)).await {
-            Ok(Ok(pods)) => pods.items.iter().find_map(|pod| pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()),
+            Ok(Ok(pods)) => pods.items.iter().filter(|pod| runs(pod)).find_map(|pod| pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()),
             Ok(Err(error)) => return Walls::Unknown(format!("the wall probe's pod can't be looked for: {error}")),
             Err(_) => return Walls::Unknown("the wall probe's pod can't be looked for in time".to_owned()),
         };
@@ -168,6 +169,30 @@ impl Cluster {
         self.show(run, <[Component]>::is_empty);
     }
 
+    /// The object is gone, and we did not delete it: its pods go too. Their next attempts make it anew.
+    fn lost(&self, name: &str) {
+        let gone = |one: &Component| Component {
+            address: None,
+            phase: ComponentPhase::Failed,
+            reason: Some(Reason::PodDeleted),
+            message: Some(format!("the RLMeshRun {name} was deleted, and its pods with it")),
+            ..one.clone()
+        };
+        self.with_observed(|observed| {
+            if let Some(sender) = observed.get(name) {
+                tracing::warn!(run = name, "the run's object was deleted by somebody else; its pods start over");
+                sender.send_modify(|known| *known = known.iter().filter(|one| !one.phase.over()).map(gone).collect());
+            }
+        });
+    }
+
+    /// These are all objects that there are.
+    fn lost_all_but(&self, listed: &BTreeSet<String>) {
+        let known = |(name, sender): (&String, &watch::Sender<Vec<Component>>)| (!sender.borrow().is_empty()).then(|| name.clone());
+        let missing: Vec<String> = self.with_observed(|observed| observed.iter().filter_map(known).collect());
+        missing.iter().filter(|name| !listed.contains(*name)).for_each(|name| self.lost(name));
+    }
+
     fn show(&self, run: &RLMeshRun, wanted: impl Fn(&[Component]) -> bool) {
         let components = run.status.as_ref().map(|status| status.components.clone()).unwrap_or_default();
         self.with_observed(|observed| {
@@ -185,13 +210,20 @@ impl Cluster {
 
     /// Follows the objects until the agent ends.
     async fn watch(self: Arc<Self>) {
-        let events = watcher(self.runs.clone(), watcher::Config::default()).default_backoff().applied_objects();
-        let mut events = std::pin::pin!(events.into_stream());
+        let mut events = std::pin::pin!(watcher(self.runs.clone(), watcher::Config::default()).default_backoff());
+        let mut listed = BTreeSet::new();
         loop {
             tokio::select! {
                 () = self.closing.cancelled() => return,
                 event = events.next() => match event {
-                    Some(Ok(run)) => self.saw(&run),
+                    Some(Ok(Event::Init)) => listed.clear(),
+                    Some(Ok(Event::InitApply(run))) => {
+                        self.saw(&run);
+                        listed.insert(run.name_any());
+                    }
+                    Some(Ok(Event::InitDone)) => self.lost_all_but(&listed),
+                    Some(Ok(Event::Apply(run))) => self.saw(&run),
+                    Some(Ok(Event::Delete(run))) => self.lost(&run.name_any()),
                     Some(Err(error)) => tracing::warn!(%error, "the watch of runs was interrupted and starts again"),
                     None => return,
                 },
@@ -328,6 +360,13 @@ impl KubernetesExecutor {
     }
 }
 
+/// Whether it lives, as far as the cluster knows.
+fn runs(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions.into_iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
+    ready && pod.metadata.deletion_timestamp.is_none()
+}
+
 /// A node as the control plane is told of it.
 fn node(node: &Node) -> v1::Node {
     let labels = node.labels();
@@ -405,7 +444,7 @@ impl Executor for KubernetesExecutor {
             Err(_) => return no_logs(id, "unavailable", "the run's pods can't be listed in time".to_owned()),
         };
         let name = resource::name(run);
-        let share = LOG_REPLY / i64::try_from(pods.len().max(1)).unwrap_or(LOG_REPLY);
+        let share = LOG_REPLY / pods.len().max(1);
         let mut files = Vec::new();
         for pod in pods.iter().map(ResourceExt::name_any) {
             let Some(attempt) = crate::controller::run::component::Attempt::of_pod(&name, &pod) else { continue };
@@ -414,7 +453,7 @@ impl Executor for KubernetesExecutor {
                 continue;
             }
             if let Some(text) = logs::tail(&self.cluster, &pod, i64::from(request.tail_lines), share).await {
-                let truncated = i64::try_from(text.len()).is_ok_and(|length| length >= share);
+                let truncated = text.len() >= share;
                 files.push(v1::LogFile { component, attempt: attempt.number, text, truncated });
             }
         }

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{Cluster, explain, logs, resource, said};
+use crate::controller::run::component::Role as PodRole;
 use crate::crd::run::{AGENT_MANAGER, ActiveBinding, Component, ComponentPhase, RLMeshRun, RLMeshRunSpec};
 use crate::executor::run::components::{Happened, News, Role, Stop, Waits};
 use crate::executor::run::{Assignment, Place, Prepared, RUNNER, RunnerExit};
@@ -34,6 +35,23 @@ struct Wanted {
 }
 
 impl Wanted {
+    /// Pods of a binding have the same number of lanes: what was wanted before with another one is on its way out.
+    fn start(&mut self, role: Role, lanes: u32) {
+        if let Role::Environment { binding, pod } = role {
+            for (_, known) in self.environments.range_mut((binding, 0)..=(binding, u32::MAX)) {
+                *known = lanes;
+            }
+            self.environments.insert((binding, pod), lanes);
+        }
+    }
+
+    /// It is over, or not wanted any more.
+    fn end(&mut self, role: Role) {
+        if let Role::Environment { binding, pod } = role {
+            self.environments.remove(&(binding, pod));
+        }
+    }
+
     fn active(&self) -> Vec<ActiveBinding> {
         let mut active: BTreeMap<u32, ActiveBinding> = BTreeMap::new();
         for (&(binding, pod), &lanes) in &self.environments {
@@ -217,9 +235,7 @@ impl Place for PodRun {
         let name = role.name();
         self.want(|wanted| {
             wanted.spec.restarts.insert(name.clone(), number);
-            if let Role::Environment { binding, pod } = role {
-                wanted.environments.insert((binding, pod), lanes);
-            }
+            wanted.start(role, lanes);
         });
         let (mut observed, cluster, patience) = (self.observed.clone(), Arc::clone(&self.cluster), self.patience());
         let (wanted, changed, spec) = (Arc::clone(&self.wanted), self.changed.clone(), Arc::clone(&self.spec));
@@ -235,7 +251,11 @@ impl Place for PodRun {
                         let lines = logs::last_lines(&cluster, component.pod.as_deref()).await;
                         let failure = explain::failure(&spec, role, component, served, lines);
                         // What its logs say is kept; the pod may go.
-                        wanted.lock().unwrap_or_else(PoisonError::into_inner).spec.released_attempts.insert(name.clone(), number);
+                        {
+                            let mut wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
+                            wanted.spec.released_attempts.insert(name.clone(), number);
+                            wanted.end(role);
+                        }
                         changed.send_modify(|number| *number += 1);
                         return teller.say(Happened::Ended { failure: Some(failure) }).await;
                     }
@@ -257,10 +277,8 @@ impl Place for PodRun {
                             return teller.say(Happened::Ended { failure: None }).await;
                         }
                         let lines = logs::last_lines(&cluster, seen.as_ref().and_then(|seen| seen.pod.as_deref())).await;
-                        if let Role::Environment { binding, pod } = role {
-                            wanted.lock().unwrap_or_else(PoisonError::into_inner).environments.remove(&(binding, pod));
-                            changed.send_modify(|number| *number += 1);
-                        }
+                        wanted.lock().unwrap_or_else(PoisonError::into_inner).end(role);
+                        changed.send_modify(|number| *number += 1);
                         let asked = Failure::new(FailureCode::ProcessKilled, format!("{name} was ended as asked")).of(&name);
                         return teller.say(Happened::Ended { failure: Some(Failure { log_lines: lines, ..asked }) }).await;
                     }
@@ -269,7 +287,9 @@ impl Place for PodRun {
                     },
                     () = teller.due(seen.is_some()), if !served => {}
                     () = until(patient_until) => {
-                        let failure = explain::out_of_patience(role, seen.as_ref(), teller.told.as_ref(), patience);
+                        let failure = explain::out_of_patience(explain::pod_role(role), seen.as_ref(), teller.told.as_ref(), patience);
+                        wanted.lock().unwrap_or_else(PoisonError::into_inner).end(role);
+                        changed.send_modify(|number| *number += 1);
                         return teller.say(Happened::Ended { failure: Some(failure) }).await;
                     }
                 }
@@ -289,21 +309,30 @@ impl Place for PodRun {
             wanted.spec.restarts.insert(RUNNER.to_owned(), number);
         });
         let (mut observed, cluster) = (self.observed.clone(), Arc::clone(&self.cluster));
+        let patience = self.patience();
         let mut teller = Teller::new(RUNNER, number, news, self.problem.subscribe());
         async move {
+            let mut patient_until = Some(Instant::now() + patience);
             loop {
                 let seen = current(&observed.borrow_and_update(), RUNNER, number);
                 if let Some(component) = seen.as_ref().filter(|component| component.phase.over()) {
                     let log_lines = logs::last_lines(&cluster, component.pod.as_deref()).await;
                     let how = component.message.as_ref().map_or_else(|| "ended".to_owned(), |why| format!("ended ({why})"));
-                    return RunnerExit { how, log_lines };
+                    return RunnerExit { log_lines, ..RunnerExit::new(how) };
                 }
                 teller.tell(seen.as_ref()).await;
+                if seen.as_ref().is_some_and(|component| component.phase != ComponentPhase::Pending) {
+                    patient_until = None;
+                }
                 tokio::select! {
-                    () = stop.stop.cancelled() => return RunnerExit { how: "was ended as asked".to_owned(), log_lines: Vec::new() },
+                    () = stop.stop.cancelled() => return RunnerExit::new("was ended as asked"),
                     alive = observed.changed() => if alive.is_err() {
-                        return RunnerExit { how: "is not watched any more".to_owned(), log_lines: Vec::new() };
+                        return RunnerExit::new("is not watched any more");
                     },
+                    () = until(patient_until) => {
+                        let failure = explain::out_of_patience(PodRole::Runner, seen.as_ref(), teller.told.as_ref(), patience);
+                        return RunnerExit { for_good: Some(failure), ..RunnerExit::new("did not come to run") };
+                    }
                     () = teller.due(seen.is_some()) => {}
                 }
             }
@@ -328,5 +357,42 @@ impl Place for PodRun {
             }
         }
         .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted() -> Wanted {
+        let spec = serde_json::from_value(serde_json::json!({"evaluationID": "e", "generation": 1, "mode": "evaluate"}));
+        Wanted { spec: spec.unwrap(), environments: BTreeMap::new() }
+    }
+
+    fn environment(binding: u32, pod: u32) -> Role {
+        Role::Environment { binding, pod }
+    }
+
+    #[test]
+    fn pods_of_a_binding_have_the_lanes_that_were_asked_for_last() {
+        let mut wanted = wanted();
+        for pod in 0..2 {
+            wanted.start(environment(0, pod), 4);
+            wanted.start(environment(1, pod), 4);
+        }
+        // Released and acquired again with one lane each, before the old ones are gone.
+        wanted.start(environment(0, 0), 1);
+        let lanes: Vec<_> = wanted.active().iter().map(|active| (active.index, active.pods, active.lanes_per_pod)).collect();
+        assert_eq!(lanes, [(0, 2, 1), (1, 2, 4)]);
+    }
+
+    #[test]
+    fn what_is_over_is_not_wanted() {
+        let mut wanted = wanted();
+        wanted.start(environment(0, 0), 1);
+        wanted.start(environment(3, 0), 1);
+        wanted.end(environment(0, 0));
+        wanted.end(Role::Model);
+        assert_eq!(wanted.active().iter().map(|active| active.index).collect::<Vec<_>>(), [3]);
     }
 }

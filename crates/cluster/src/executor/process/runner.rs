@@ -30,12 +30,12 @@ pub async fn run(context: &Context, key: RunKey, token: &RunnerToken, stop: &Sto
     let start = Start { launch: &launch, folder: &context.state, log, stdin };
     let mut child = match context.launcher.start(start).await {
         Ok(child) => child,
-        Err(error) => return RunnerExit { how: format!("could not be started ({error})"), log_lines: Vec::new() },
+        Err(error) => return RunnerExit::new(format!("could not be started ({error})")),
     };
     let ended = tokio::select! {
         ended = child.ended() => ended,
         () = stop.stop.cancelled() => child.stop(&stop.hurry).await,
     };
     child.finish().await;
-    RunnerExit { how: ended.sentence(), log_lines: child.last_lines() }
+    RunnerExit { log_lines: child.last_lines(), ..RunnerExit::new(ended.sentence()) }
 }

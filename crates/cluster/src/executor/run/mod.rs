@@ -498,6 +498,9 @@ impl<P: Place> Run<P> {
             return;
         }
         tracing::warn!(run = %self.key(), how = %exit.how, last = exit.log_lines.last().map_or("", String::as_str), "the runner ended before the run did");
+        if let Some(failure) = exit.for_good {
+            return self.finish(RunEnd::Failed, Some(&failure), 0, 0);
+        }
         // The next runner gets environments that no other has touched.
         self.components.release(|_| true);
         match after_runner_exit(self.runner_starts) {

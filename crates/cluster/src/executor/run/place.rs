@@ -56,6 +56,14 @@ pub struct RunnerExit {
     /// `exited with status 1`.
     pub how: String,
     pub log_lines: Vec<String>,
+    /// Why the run ends with it. None: another runner goes on.
+    pub for_good: Option<Failure>,
+}
+
+impl RunnerExit {
+    pub fn new(how: impl Into<String>) -> Self {
+        Self { how: how.into(), log_lines: Vec::new(), for_good: None }
+    }
 }
 
 /// A running runner.
