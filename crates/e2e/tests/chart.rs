@@ -63,7 +63,7 @@ impl<'a> Installation<'a> {
         command.args(["serve", "--die-with-parent", "--public-url", &format!("https://{API_HOST}"), "--allowed-host", API_HOST]);
         let config = self.folder.path().join("server.toml");
         // The agent of `claim` is gone with its session, and makes way sooner.
-        std::fs::write(&config, "[timings]\nheartbeat = 1\ndisconnected-after = 4\n")?;
+        std::fs::write(&config, "[timings]\ndisconnected-after = 14\n")?;
         command.arg("--config").arg(&config).arg("--state-dir").arg(&state).arg("--listen").arg(format!("127.0.0.1:{}", self.port));
         let server = Process::start("server", &mut command, &self.log("server"))?;
         let front = self.start_front()?;
