@@ -32,7 +32,7 @@ use self::caps::{No, Use};
 use super::run::report::status;
 use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
-use super::{Executor, no_logs, now_ms};
+use super::{Executor, no_component, no_logs, now_ms};
 use crate::controller::run::pod::{LABEL_COMPONENT, LABEL_RUN};
 use crate::crd::run::{AgentEndpoint, Component, RLMeshRun};
 use crate::runners::Runners;
@@ -407,9 +407,11 @@ impl Executor for KubernetesExecutor {
         let name = resource::name(run);
         let share = LOG_REPLY / i64::try_from(pods.len().max(1)).unwrap_or(LOG_REPLY);
         let mut files = Vec::new();
+        let mut components = BTreeSet::new();
         for pod in pods.iter().map(ResourceExt::name_any) {
             let Some(attempt) = crate::controller::run::component::Attempt::of_pod(&name, &pod) else { continue };
             let component = attempt.role.to_string();
+            components.insert(component.clone());
             if !request.component.is_empty() && request.component != component {
                 continue;
             }
@@ -417,6 +419,9 @@ impl Executor for KubernetesExecutor {
                 let truncated = i64::try_from(text.len()).is_ok_and(|length| length >= share);
                 files.push(v1::LogFile { component, attempt: attempt.number, text, truncated });
             }
+        }
+        if !components.is_empty() && !request.component.is_empty() && !components.contains(&request.component) {
+            return no_logs(id, "not_found", no_component(run, &request.component, components));
         }
         if files.is_empty() {
             return no_logs(id, "not_found", format!("run {run} has no pods whose output could be read; they go with the run's end"));
