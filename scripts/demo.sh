@@ -19,7 +19,7 @@ trap 'exit 130' INT TERM
 "$bin/rlmesh" up --state "$state/up" --listen 127.0.0.1:0 --python "$python" 2>"$state/up.log" &
 up=$!
 for _ in $(seq 300); do
-    [ -s "$state/up/endpoint.json" ] && break
+    grep -q 'RLMesh runs on this machine' "$state/up.log" && break
     if ! kill -0 "$up" 2>/dev/null; then
         cat "$state/up.log" >&2
         exit 1

@@ -167,6 +167,9 @@ pub struct FailureCount {
     #[schema(value_type = Object)]
     pub example: Failure,
     pub example_row: u64,
+    /// The run of that row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub example_run: Option<String>,
 }
 
 /// One row with its outcome (`GET /v1/evaluations/{id}/rows`, one line of an export).

@@ -23,7 +23,7 @@ pub struct Cli {
     /// Platform address, for example https://api.rlmesh.dev.
     #[arg(long, global = true, env = "RLMESH_PLATFORM_URL", value_name = "URL")]
     pub platform: Option<String>,
-    /// Talk to the server that `rlmesh up --state DIR` runs (with `up`: where it keeps its state).
+    /// Talk to the server that `rlmesh up --state DIR` runs (with `up`: where it keeps its state, by default ~/.local/share/rlmesh/local).
     #[arg(long, global = true, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Form of the data on standard output.
@@ -88,7 +88,7 @@ pub struct Up {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:7474", value_name = "HOST:PORT")]
     pub listen: std::net::SocketAddr,
-    /// Python interpreter for definitions that name none.
+    /// Python interpreter for definitions that name none [default: python3].
     #[arg(long, value_name = "FILE")]
     pub python: Option<PathBuf>,
     /// Runs at once on this machine.
@@ -130,7 +130,9 @@ pub enum Keys {
         #[arg(long, value_name = "DAYS")]
         expires_in: Option<u32>,
     },
+    /// Take a key back for good.
     Revoke {
+        /// Id of the key; `rlmesh keys list` shows it.
         id: String,
     },
 }
@@ -183,86 +185,104 @@ pub enum Eval {
         /// `key:value`; repeatable.
         #[arg(long = "tag", value_name = "KEY:VALUE")]
         tags: Vec<String>,
-        #[arg(long, default_value_t = 25)]
+        /// Most evaluations to show.
+        #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
     /// Show one evaluation: state, what it waits for, failures.
     Get {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
     },
     /// Stay until it ends.
     Wait {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
         #[command(flatten)]
         timeout: Timeout,
     },
+    /// Stop it for good; the outcomes that it has stay.
     Cancel {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
     },
     /// Success rates, rewards and paired differences, with 95 % intervals.
     Results {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
         #[arg(long, default_value = "task", value_parser = ["task", "scenario", "benchmark", "perturbation", "model"])]
         group_by: String,
     },
     /// Rows with their outcomes.
     Rows {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
         #[arg(long, value_parser = ["pending", "scored", "errored"])]
         outcome: Option<String>,
-        #[arg(long, default_value_t = 100)]
+        /// Most rows to show.
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
     /// Output of a run's processes, from its cluster.
     Logs {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
         /// `model-0`, `env-0-0`, `runner`; all by default.
         #[arg(long)]
         component: Option<String>,
+        /// Id of the run; by default the last one with failures, else the last one.
         #[arg(long)]
         run: Option<String>,
+        /// Lines of each component, counted from the end.
         #[arg(long, default_value_t = 200)]
         tail: u32,
     },
     /// Run the errored rows again, with the same seeds.
     Retry {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
     },
     /// Add episodes to each cell; existing rows stay as they are.
     Extend {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
+        /// How many more for each model and task.
         episodes: u64,
     },
     /// Submit the same request as a new evaluation.
     Clone {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
         #[arg(long)]
         name: Option<String>,
     },
     /// Give it another name.
     Rename {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
         name: String,
     },
     /// Delete an ended evaluation.
     Rm {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
     },
     /// Print the command that runs one row on a workstation.
     Reproduce {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
+        /// Number of the row; `rlmesh eval rows` shows it.
         row: u64,
     },
     /// Write all rows to standard output.
     Export {
+        /// Id of the evaluation; `rlmesh eval list` shows it.
         id: String,
         #[arg(long, default_value = "jsonl", value_parser = ["jsonl", "csv", "result"])]
         format: String,
     },
     /// Store an SDK result file (`rlmesh.result.v1`) as a completed evaluation.
-    Import {
-        file: PathBuf,
-    },
+    Import { file: PathBuf },
 }
 
 #[derive(Debug, Args)]
@@ -274,20 +294,23 @@ pub struct Timeout {
 
 #[derive(Debug, Subcommand)]
 pub enum Clusters {
+    /// List the organization's clusters.
     List,
+    /// Show one cluster: whether it is connected, what it has, what it says.
     Get {
+        /// Id of the cluster; `rlmesh clusters list` shows it.
         id: String,
     },
     /// Register a cluster.
-    Add {
-        name: String,
-    },
+    Add { name: String },
     /// Issue a join token and print the command that connects the cluster.
     JoinCommand {
+        /// Id of the cluster; `rlmesh clusters list` shows it.
         id: String,
     },
     /// Stop placing runs on it; those that run end.
     Drain {
+        /// Id of the cluster; `rlmesh clusters list` shows it.
         id: String,
         /// Stay until nothing runs and every result has arrived.
         #[arg(long)]
@@ -295,6 +318,7 @@ pub enum Clusters {
     },
     /// Place runs on it again.
     Resume {
+        /// Id of the cluster; `rlmesh clusters list` shows it.
         id: String,
     },
 }

@@ -137,7 +137,12 @@ pub fn platform(target: &Target, config: &ConfigFile) -> String {
 pub fn local_endpoint(state: &Path) -> Result<LocalEndpoint, CliError> {
     let path = state.join("endpoint.json");
     let bytes = fs::read(&path).map_err(|error| {
-        CliError::other(format!("{}: {error}. Start the server with `rlmesh up --state {}`", path.display(), state.display()))
+        let state = state.display();
+        CliError::other(if error.kind() == std::io::ErrorKind::NotFound {
+            format!("there is no `rlmesh up` with state folder {state}; start it with `rlmesh up --state {state}`, or name the folder of one that runs")
+        } else {
+            format!("{} can't be read: {error}", path.display())
+        })
     })?;
     serde_json::from_slice(&bytes).map_err(|error| CliError::other(format!("{} can't be read: {error}", path.display())))
 }

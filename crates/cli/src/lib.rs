@@ -18,6 +18,7 @@ mod up;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
 
 use crate::args::{Cli, Command};
 use crate::error::CliError;
@@ -26,7 +27,7 @@ use crate::output::Output;
 /// Parses the arguments, runs the command, reports its error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| with_hint(error).exit());
     let output = Output::new(cli.output);
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
@@ -36,6 +37,15 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => output.fail(&error),
     }
+}
+
+/// Says what removes things here to who tries `delete`.
+fn with_hint(mut error: clap::Error) -> clap::Error {
+    let wrong = error.get(ContextKind::InvalidSubcommand);
+    if wrong.is_some_and(|wrong| matches!(wrong, ContextValue::String(name) if name == "delete")) {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec!["rm".to_owned()]));
+    }
+    error
 }
 
 async fn run(cli: Cli, output: &Output) -> Result<ExitCode, CliError> {

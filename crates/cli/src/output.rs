@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use comfy_table::{ContentArrangement, Table, presets};
+use rlm_core::error::Code;
 use serde_json::{Value, json};
 
 use crate::error::CliError;
@@ -80,8 +81,14 @@ impl Output {
                     .to_string(),
             );
         } else {
-            note(&format!("error: {}", error.message));
-            if error.details.len() > 1 {
+            let many = error.details.len() > 1;
+            // The message names the first of them, for those who show nothing else.
+            if many && error.code == Code::InvalidRequest.as_str() {
+                note(&format!("error: {} problems in the request:", error.details.len()));
+            } else {
+                note(&format!("error: {}", error.message));
+            }
+            if many {
                 for problem in &error.details {
                     note(&format!("  {}: {}", problem.path, problem.message));
                 }

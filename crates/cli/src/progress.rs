@@ -65,7 +65,7 @@ async fn watch(client: &Client, id: &str) -> Result<EvaluationDetail, CliError> 
             Ok(evaluation) => {
                 away = None;
                 let progress = &evaluation.summary.progress;
-                let per_second = rate.update(progress.completed_episodes);
+                let per_second = rate.update(Instant::now(), progress.completed_episodes);
                 let message = describe(&evaluation, per_second);
                 bar.set_length(progress.total_episodes);
                 bar.set_position(progress.completed_episodes);
@@ -125,23 +125,59 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// Episodes per second over the last few seconds.
+/// Episodes per second over the last minute.
 #[derive(Default)]
 struct Rate {
     samples: std::collections::VecDeque<(Instant, u64)>,
+    last_finished: Option<Instant>,
 }
 
 impl Rate {
-    const WINDOW: Duration = Duration::from_secs(10);
+    const WINDOW: Duration = Duration::from_secs(60);
+    /// Without an episode for this long, and for that of several at the rate so far, nobody knows how long the rest will take.
+    const QUIET: Duration = Duration::from_secs(10);
+    const SEVERAL: f64 = 5.0;
 
-    fn update(&mut self, episodes: u64) -> Option<f64> {
-        let now = Instant::now();
+    fn update(&mut self, now: Instant, episodes: u64) -> Option<f64> {
+        if self.samples.back().is_none_or(|(_, before)| *before != episodes) {
+            self.last_finished = Some(now);
+        }
         self.samples.push_back((now, episodes));
         while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| now - *at > Self::WINDOW) {
             self.samples.pop_front();
         }
         let (since, before) = self.samples.front()?;
         let seconds = (now - *since).as_secs_f64();
-        (seconds >= 0.5).then(|| episodes.saturating_sub(*before) as f64 / seconds)
+        let rate = episodes.saturating_sub(*before) as f64 / seconds;
+        let quiet = now - self.last_finished?;
+        let stalled = quiet > Self::QUIET && quiet.as_secs_f64() * rate > Self::SEVERAL;
+        (seconds >= 0.5 && !stalled).then_some(rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_over_a_minute_and_ends_when_nothing_finishes() {
+        let start = Instant::now();
+        let (mut rate, mut said) = (Rate::default(), None);
+        let mut at = |seconds: u64, episodes: u64| {
+            said = rate.update(start + Duration::from_secs(seconds), episodes);
+            said
+        };
+        assert_eq!(at(0, 0), None, "nothing is known yet");
+        for second in 1..=100 {
+            at(second, 2 * second);
+        }
+        assert_eq!(at(101, 202), Some(2.0));
+        assert!(at(108, 202).is_some(), "a pause is no end");
+        assert_eq!(at(115, 202), None);
+        assert!(at(116, 204).is_some());
+        // Slow episodes: one every 20 s.
+        let mut slow = Rate::default();
+        let said: Vec<bool> = (0..200).map(|second| slow.update(start + Duration::from_secs(second), second / 20).is_some()).collect();
+        assert!(said[61..].iter().all(|said| *said));
     }
 }

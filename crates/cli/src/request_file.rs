@@ -47,7 +47,10 @@ fn parse(name: &str, bytes: &[u8], yaml: bool, limit: u64) -> Result<Value, CliE
     if yaml {
         serde_yaml_ng::from_str(text).map_err(|error| CliError::usage(format!("{name} is not valid YAML: {error}")))
     } else {
-        serde_json::from_str(text).map_err(|error| CliError::usage(format!("{name} is not valid JSON: {error}")))
+        serde_json::from_str(text).map_err(|error| {
+            let line: String = text.lines().nth(error.line().saturating_sub(1)).unwrap_or_default().trim().chars().take(200).collect();
+            CliError::usage(format!("{name} is not valid JSON: {error}: {line}"))
+        })
     }
 }
 
@@ -129,6 +132,12 @@ mod tests {
         assert_eq!(request["models"][0]["checkpoints"][1]["uri"], "https://x/y");
         assert_eq!(request["environments"][0]["pythonPath"], "/abs");
         assert_eq!(request["other"]["pythonPath"], "x");
+    }
+
+    #[test]
+    fn a_json_error_shows_its_line() {
+        let error = parse("request.json", b"{\"a\": 1,\n  \"b\": oops\n}", false, REQUEST_LIMIT).expect_err("refused");
+        assert!(error.message.contains("line 2") && error.message.ends_with(": \"b\": oops"), "{}", error.message);
     }
 
     #[test]

@@ -24,6 +24,8 @@ use crate::output::note;
 const AGENT_RESTART: Duration = Duration::from_millis(100);
 /// Longest wait for the server's new join token.
 const TOKEN_DEADLINE: Duration = Duration::from_secs(5);
+/// Longest wait for the cell before `rlmesh up` says that it runs.
+const CELL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a child may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
 const START_DEADLINE: Duration = Duration::from_secs(30);
@@ -56,13 +58,17 @@ pub async fn run(target: Target, options: Up) -> Result<ExitCode, CliError> {
     let token = join_token(&client, &state).await?;
     agent.start(programs.agent(&state, &url, &options, token.is_some()))?;
     agent.feed(token).await?;
-    banner(&url, &state, &setup);
 
+    let mut said = false;
     let mut agent_ended = None;
     let outcome = loop {
         tokio::select! {
             _ = tokio::signal::ctrl_c() => break Ok(ExitCode::SUCCESS),
             _ = terminate.recv() => break Ok(ExitCode::SUCCESS),
+            () = cell_connected(&client), if !said => {
+                banner(&url, &state, &setup);
+                said = true;
+            }
             ended = server.ended() => {
                 if let Err(error) = server.restart(ended, programs.server(&state, listen)).await { break Err(error) }
             }
@@ -222,6 +228,18 @@ async fn join_token(client: &Client, state: &Path) -> Result<Option<String>, Cli
     let id = id.as_str().ok_or_else(|| CliError::other("the server's answer has no cluster id"))?.to_owned();
     let token = client.post(&format!("/v1/clusters/{id}/join-tokens"), &json!({})).await?;
     Ok(token["token"].as_str().map(str::to_owned))
+}
+
+/// Waits until what is submitted finds the cell; not for long, should it have trouble.
+async fn cell_connected(client: &Client) {
+    let started = Instant::now();
+    while started.elapsed() < CELL_DEADLINE {
+        let clusters = crate::commands::items(client, "/v1/clusters", &[], 1000).await.unwrap_or_default();
+        if clusters.iter().any(|cluster| cluster["name"] == CELL && cluster["status"] == "connected") {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 fn banner(url: &str, state: &Path, setup: &Value) {

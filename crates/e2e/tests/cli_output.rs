@@ -117,6 +117,95 @@ async fn exit_statuses_are_as_documented() -> anyhow::Result<()> {
     stack.end().await
 }
 
+/// What a user sees of code that does not work: at once when it is submitted, with its place when it fails later.
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_code_is_named_with_its_place_and_repaired_code_is_taken() -> anyhow::Result<()> {
+    let Some(tools) = tools() else { return Ok(()) };
+    let stack = Stack::start(&tools, Options::default()).await?;
+    std::fs::create_dir(stack.folder().join("code"))?;
+    let good = format!(
+        "import os\nimport sys\nsys.path.insert(0, {:?})\nfrom policies import Follower\n# Only a server has it.\nif 'RLMESH_ADDRESS' in os.environ and {}:\n    import broken\n\nclass Mine(Follower):\n    pass\n",
+        tools.example("misbehaving"),
+        "os.path.exists(os.path.join(os.path.dirname(__file__), 'broken.py'))",
+    );
+    stack.file("code/mine.py", &good)?;
+    let mut request = requests::counter(&tools, &["Mine", "Follower"], 60, 2);
+    request["models"][0]["entrypoint"] = "mine:Mine".into();
+    request["models"][0]["pythonPath"] = stack.folder().join("code").display().to_string().into();
+    let file = stack.file("request.json", request.to_string())?;
+    let preview = ["eval", "submit", &file, "--preview"];
+    let sized = stack.rlmesh(&preview).await?.expect(0)?;
+    assert!(sized.stdout.contains("runs 2") && !sized.stdout.contains('{'), "{sized:?}");
+    stack.file("code/mine.py", format!("{good}def broken(:\n"))?;
+    for command in [&preview[..], &preview[..3]] {
+        let refused = stack.rlmesh(command).await?.expect(2)?;
+        assert!(refused.stderr.contains("models[0]") && refused.stderr.contains("SyntaxError"), "{refused:?}");
+    }
+    stack.file("code/mine.py", &good)?;
+    stack.rlmesh(&preview).await?.expect(0)?;
+
+    // Whole runs fail, of more rows than get the output: the failure shows it all the same.
+    stack.file("code/broken.py", "fine = 1\nbroken = = 2\n")?;
+    let ended = stack.rlmesh(&["eval", "submit", &file, "--wait"]).await?.expect(5)?;
+    assert!(ended.stderr.contains("SyntaxError: invalid syntax. `rlmesh eval rows"), "{ended:?}");
+    let id = stack.rlmesh(&["eval", "list", "-o", "name"]).await?.expect(0)?.stdout.trim().to_owned();
+    let list = stack.rlmesh(&["eval", "list"]).await?.expect(0)?;
+    assert!(list.stdout.contains("120/120, 60 errored"), "{list:?}");
+    let shown = stack.rlmesh(&["eval", "get", &id]).await?.expect(0)?.stdout;
+    assert!(shown.contains("broken.py\", line 2") && shown.contains("last output: SyntaxError: invalid syntax"), "{shown}");
+    // The command that it names shows the logs of the run that failed, and so does the one without a run.
+    let command = shown.lines().find_map(|line| line.trim().strip_prefix("logs: rlmesh ")).unwrap_or_default();
+    for command in [command.split(' ').collect::<Vec<_>>(), vec!["eval", "logs", &id]] {
+        let logs = stack.rlmesh(&command).await?.expect(0)?;
+        assert!(logs.stdout.contains("broken = = 2"), "{command:?}: {logs:?}");
+    }
+    let missing = stack.rlmesh(&["eval", "logs", &id, "--component", "foo"]).await?.expect(3)?;
+    assert!(missing.stderr.contains("'foo'; it has those of ") && missing.stderr.contains("model-0"), "{missing:?}");
+
+    // What is not shown is counted.
+    for (outcome, all) in [(&[][..], 120), (&["--outcome", "errored"], 60), (&["--outcome", "scored"], 60)] {
+        let rows = stack.rlmesh(&[&["eval", "rows", &id, "--limit", "7", "-o", "name"], outcome].concat()).await?.expect(0)?;
+        assert_eq!((rows.stdout.lines().count(), rows.stderr), (7, format!("7 of {all} rows; --limit N shows more\n")));
+        let rows = stack.rlmesh(&[&["eval", "rows", &id, "--limit", "120", "-o", "name"], outcome].concat()).await?.expect(0)?;
+        assert_eq!((rows.stdout.lines().count(), rows.stderr.as_str()), (all, ""));
+    }
+    stack.rlmesh(&["eval", "rows", &id, "--limit", "0"]).await?.expect(2)?;
+
+    // Problems once each, in the order of their paths.
+    let task =
+        |at| serde_json::json!({"env": "counter", "taskId": format!("t/{at}"), "params": {}, "episodes": u8::from(at != 2 && at != 10)});
+    request["tasks"] = (0..12).map(task).collect();
+    let file = stack.file("request.json", request.to_string())?;
+    let refused = stack.rlmesh(&["eval", "submit", &file]).await?.expect(2)?;
+    let lines: Vec<&str> = refused.stderr.lines().map(|line| line.split(": ").next().unwrap_or_default()).collect();
+    assert_eq!(lines, ["error", "  tasks[2].episodes", "  tasks[10].episodes"], "{refused:?}");
+    stack.end().await
+}
+
+/// Hints that need no server.
+#[tokio::test]
+async fn wrong_commands_say_what_would_be_right() -> anyhow::Result<()> {
+    let Some(tools) = tools() else { return Ok(()) };
+    let home = tempfile::tempdir()?;
+    let shell = Shell { home: home.path(), url: None, key: None };
+    let program = tools.program("rlmesh");
+    let delete = shell.run(&program, &["eval", "delete", "eval_x"]).await?.expect(2)?;
+    assert!(delete.stderr.contains("'rm'"), "{delete:?}");
+    let nowhere = shell.run(&program, &["--state", "nowhere", "eval", "list"]).await?.expect(1)?;
+    assert!(nowhere.stderr.contains("there is no `rlmesh up` with state folder nowhere"), "{nowhere:?}");
+    assert!(!nowhere.stderr.contains("os error"), "{nowhere:?}");
+    for (command, parts) in [
+        (&["up", "--help"][..], &["[default: python3]", "by default ~/.local/share/rlmesh/local"][..]),
+        (&["eval", "--help"], &["Stop it for good"]),
+        (&["eval", "rows", "--help"], &["Id of the evaluation", "Most rows to show"]),
+    ] {
+        let help = shell.run(&program, command).await?.expect(0)?;
+        let text = help.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(parts.iter().all(|part| text.contains(part)), "{command:?}: {text}");
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_survives_the_servers_restart() -> anyhow::Result<()> {
     let Some(tools) = tools() else { return Ok(()) };

@@ -102,6 +102,8 @@ async fn up_survives_interrupts_kills_and_restarts_with_an_unfinished_evaluation
 
 async fn scenario(local: &mut Local) -> anyhow::Result<()> {
     local.start().await?;
+    let clusters = local.rlmesh(&["clusters", "list", "-o", "json"]).await?.expect(0)?.json()?;
+    assert_eq!(clusters[0]["status"], "connected", "it says that it runs before its cell can take anything: {clusters}");
     let log = std::fs::read_to_string(local.log())?;
     for part in ["address", "sign in", &format!("127.0.0.1:{}", local.port)] {
         assert!(log.contains(part), "rlmesh up does not say '{part}':\n{log}");

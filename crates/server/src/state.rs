@@ -6,7 +6,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::app::cells::{Cells, watch};
-use crate::app::definitions::Probes;
 use crate::app::evaluations;
 use crate::app::events::Events;
 use crate::app::identity::{self, Identity};
@@ -30,7 +29,6 @@ pub struct AppState {
     /// Changes of evaluations, for event streams and waiters.
     pub events: Arc<Events>,
     /// What local cells said of definitions lately.
-    pub probes: Arc<Probes>,
     /// Scores that were computed lately.
     pub scores: Arc<ScoreCache>,
 }
@@ -49,7 +47,6 @@ impl AppState {
             identity: Arc::new(identity),
             cells: Arc::new(Cells::new()),
             events: Arc::new(Events::new()),
-            probes: Arc::default(),
             scores: Arc::default(),
         })
     }

@@ -35,8 +35,7 @@ const FIELDS: [Column; 11] = [
     ("cluster", |item| text(&item["cluster"])),
     ("created", |item| ago(&item["createdAt"])),
     ("runs", |item| {
-        let runs = item["runs"].as_array().map_or(&[][..], Vec::as_slice);
-        runs.iter()
+        runs(item)
             .map(|run| format!("{} x {} {}", text(&run["model"]), text(&run["env"]), text(&run["state"])))
             .collect::<Vec<_>>()
             .join("; ")
@@ -52,23 +51,44 @@ fn episodes(item: &Value) -> String {
     format!("{}/{}", text(&item["progress"]["completedEpisodes"]), text(&item["progress"]["totalEpisodes"]))
 }
 
+fn estimates(item: &Value) -> String {
+    let of = |name: &str| text(&item["estimates"][name]);
+    let steps = match of("maxEnvSteps") {
+        steps if steps.is_empty() => "environment steps without a limit".to_owned(),
+        steps => format!("at most {steps} environment steps"),
+    };
+    let (models, environments, tasks, runs) = (of("models"), of("environments"), of("tasks"), of("runs"));
+    format!("models {models}, environments {environments}, tasks {tasks}, runs {runs}, {steps}, GPUs of models {}", of("modelGpus"))
+}
+
+fn runs(item: &Value) -> impl Iterator<Item = &Value> {
+    item["runs"].as_array().into_iter().flatten()
+}
+
 fn failures(item: &Value) -> String {
     let failures = item["failures"].as_array().map_or(&[][..], Vec::as_slice);
     failures
         .iter()
         .map(|one| {
             let example = &one["example"];
-            let log = example["logLines"]
-                .as_array()
-                .and_then(|lines| lines.iter().rev().find(|line| line.as_str().is_some_and(|line| !line.trim().is_empty())));
+            let lines = || example["logLines"].as_array().into_iter().flatten().rev().filter_map(Value::as_str);
+            let log = lines().find(|line| !line.trim().is_empty());
+            // Where in the code, as a Python traceback says it.
+            let place = lines().map(str::trim).find(|line| line.starts_with("File \""));
             format!(
-                "\n  {} x {}/{} (row {}): {}{}",
+                "\n  {} x {}/{} (row {}): {}{}{}{}",
                 text(&one["count"]),
                 text(&example["class"]),
                 text(&example["code"]),
                 text(&one["exampleRow"]),
                 text(&example["message"]),
-                log.map(|line| format!("\n    last output: {}", text(line))).unwrap_or_default()
+                place.map(|line| format!("\n    where: {line}")).unwrap_or_default(),
+                log.map(|line| format!("\n    last output: {line}")).unwrap_or_default(),
+                // A run that no cluster has taken has no logs.
+                runs(item)
+                    .find(|run| run["id"] == one["exampleRun"] && !run["cluster"].is_null())
+                    .map(|run| format!("\n    logs: rlmesh eval logs {} --run {}", text(&item["id"]), text(&run["id"])))
+                    .unwrap_or_default()
             )
         })
         .collect()
@@ -90,7 +110,7 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
                     &[
                         ("cells", |item| item["workloads"].as_array().map_or(0, Vec::len).to_string()),
                         ("rows", |item| text(&item["rows"])),
-                        ("estimates", |item| text(&item["estimates"])),
+                        ("estimates", estimates),
                         ("warnings", |item| text(&item["warnings"])),
                     ],
                     "rows",
@@ -127,7 +147,10 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
                     ("ID", |item| text(&item["id"])),
                     ("NAME", |item| text(&item["name"])),
                     ("STATUS", |item| text(&item["status"])),
-                    ("EPISODES", episodes),
+                    ("EPISODES", |item| match item["progress"]["erroredEpisodes"].as_u64() {
+                        Some(errored) if errored > 0 => format!("{}, {errored} errored", episodes(item)),
+                        _ => episodes(item),
+                    }),
                     ("CREATED", |item| ago(&item["createdAt"])),
                 ],
                 "id",
@@ -142,9 +165,22 @@ pub async fn run(target: &Target, command: Eval, output: &Output) -> Result<Exit
         }
         Eval::Rows { id, outcome, limit } => {
             let client = Client::new(target)?;
-            let mut filters: Vec<(&str, String)> = vec![("limit", limit.clamp(1, 1000).to_string())];
-            filters.extend(outcome.map(|outcome| ("outcome", outcome)));
-            let rows = items(&client, &path(&id, "/rows"), &filters, limit as usize).await?;
+            let limit = limit as usize;
+            // One more than is shown: whether there are more.
+            let mut filters: Vec<(&str, String)> = vec![("limit", (limit + 1).min(1000).to_string())];
+            filters.extend(outcome.iter().map(|outcome| ("outcome", outcome.clone())));
+            let mut rows = items(&client, &path(&id, "/rows"), &filters, limit + 1).await?;
+            if rows.len() > limit {
+                rows.truncate(limit);
+                let progress = client.read::<EvaluationDetail>(&path(&id, "")).await?.summary.progress;
+                let all = match outcome.as_deref() {
+                    Some("pending") => progress.total_episodes.saturating_sub(progress.completed_episodes),
+                    Some("scored") => progress.scored_episodes,
+                    Some("errored") => progress.errored_episodes,
+                    _ => progress.total_episodes,
+                };
+                note(&format!("{limit} of {all} rows; --limit N shows more"));
+            }
             output.list(
                 &rows,
                 &[
@@ -245,7 +281,11 @@ fn verdict(evaluation: &EvaluationDetail) -> Result<ExitCode, CliError> {
             let example = evaluation
                 .failures
                 .first()
-                .map(|failure| format!(" Most often {}: {}", failure.example.code.as_str(), failure.example.message))
+                .map(|failure| {
+                    let message = failure.example.message.trim_end();
+                    let stop = if message.ends_with(['.', '!', '?']) { "" } else { "." };
+                    format!(" Most often {}: {message}{stop}", failure.example.code.as_str())
+                })
                 .unwrap_or_default();
             unsuccessful(format!(
                 "{id} failed: {} of {} rows are errored.{example} `rlmesh eval rows {id} --outcome errored` lists them, `rlmesh eval retry {id}` runs them again",

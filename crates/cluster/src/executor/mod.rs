@@ -6,8 +6,11 @@ pub mod process;
 mod run;
 mod runs;
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 use rlm_api::cluster::v1;
+use rlm_core::ids::RunId;
 
 use crate::spool::{RunKey, SpoolError};
 
@@ -18,6 +21,14 @@ fn now_ms() -> i64 {
 /// Why there are no logs to show.
 fn no_logs(request_id: String, code: &str, message: String) -> v1::LogReply {
     v1::LogReply { request_id, files: Vec::new(), error_code: code.to_owned(), error_message: message }
+}
+
+/// There is no such component in the run; these are.
+fn no_component(run: RunId, wanted: &str, components: BTreeSet<String>) -> String {
+    const SHOWN: usize = 20;
+    let more = if components.len() > SHOWN { ", ..." } else { "" };
+    let shown: Vec<String> = components.into_iter().take(SHOWN).collect();
+    format!("run {run} has no logs of a component '{wanted}'; it has those of {}{more}", shown.join(", "))
 }
 
 /// What the agent's session asks of the place where runs happen. Results and status go to the spool, not through here.

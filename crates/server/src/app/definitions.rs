@@ -4,8 +4,7 @@
 //! A version never changes; registering again makes the next one. Probing is best effort: without a local cell a definition
 //! is taken as it stands.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -29,9 +28,6 @@ use crate::store::definitions::{DefinitionKind, DefinitionRow};
 /// For all probes of one request. A probe imports the user's code, which may import a deep-learning framework; clients wait
 /// 30 s for an answer.
 const PROBE: Duration = Duration::from_secs(20);
-/// Preview and submission follow each other closely; files that were edited since are read again soon.
-const PROBE_KEPT: Duration = Duration::from_secs(15);
-const PROBES_KEPT: usize = 256;
 const PROBES_AT_ONCE: usize = 4;
 /// Largest describe document; the SDK's own limit.
 const LARGEST_DESCRIBE: usize = 4 * 1024 * 1024;
@@ -84,27 +80,6 @@ impl DefinitionDetail {
     }
 }
 
-/// What a probe said of definitions lately.
-#[derive(Debug, Default)]
-pub struct Probes(Mutex<HashMap<String, (Instant, Described)>>);
-
-impl Probes {
-    fn get(&self, key: &str) -> Option<Described> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.get(key).filter(|(at, _)| at.elapsed() < PROBE_KEPT).map(|(_, described)| described.clone())
-    }
-
-    fn put(&self, key: String, described: Described) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() >= PROBES_KEPT {
-            kept.retain(|_, (at, _)| at.elapsed() < PROBE_KEPT);
-        }
-        if kept.len() < PROBES_KEPT {
-            kept.insert(key, (Instant::now(), described));
-        }
-    }
-}
-
 fn entrypoint(definition: &Definition) -> Option<&str> {
     match definition {
         Definition::Model(one) => one.entrypoint.as_deref().filter(|_| one.address.is_none()),
@@ -129,24 +104,13 @@ async fn probing_cell(state: &AppState, organization: OrganizationId, pinned: Op
         .map(|cell| cell.id))
 }
 
-async fn probe(
-    state: &AppState,
-    organization: OrganizationId,
-    cell: ClusterId,
-    definition: &Definition,
-    until: Instant,
-) -> Result<Described, Error> {
-    let key = format!("{organization} {cell} {}", knowledge_key(definition));
-    if let Some(described) = state.probes.get(&key) {
-        return Ok(described);
-    }
+/// Asks the cell anew each time: the files that the definition names may have changed since the last time, and nobody tells.
+async fn probe(state: &AppState, cell: ClusterId, definition: &Definition, until: Instant) -> Result<Described, Error> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(Error::new(Code::DeadlineExceeded, "describing the others took too long"));
     }
-    let described = state.cells.describe(cell, definition, left).await?;
-    state.probes.put(key, described.clone());
-    Ok(described)
+    state.cells.describe(cell, definition, left).await
 }
 
 /// Everything registered that a request mentions, and what local probes say of the definitions in it.
@@ -210,7 +174,7 @@ impl Registry {
         let until = Instant::now() + PROBE;
         let answers: Vec<(Definition, Vec<String>, Result<Described, Error>)> = futures::stream::iter(to_probe.into_values())
             .map(|(definition, paths)| async move {
-                let answer = probe(state, organization, cell, &definition, until).await;
+                let answer = probe(state, cell, &definition, until).await;
                 (definition, paths, answer)
             })
             .buffered(PROBES_AT_ONCE)
@@ -308,7 +272,7 @@ pub async fn register(
                 && entrypoint(&checked).is_some()
                 && let Some(cell) = probing_cell(state, caller.organization_id, None).await?
             {
-                match probe(state, caller.organization_id, cell, &checked, Instant::now() + PROBE).await {
+                match probe(state, cell, &checked, Instant::now() + PROBE).await {
                     Ok(Described::Document(document)) => {
                         problems.extend(check(kind, &definition, Some(document.clone())).err().into_iter().flatten());
                         describe = Some(document);

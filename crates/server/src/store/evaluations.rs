@@ -275,7 +275,8 @@ impl Store {
         Ok(Some((parsed("evaluations", "id", &id, &id, |text| text.parse().ok())?, column(&row, 1)?)))
     }
 
-    /// The newest evaluation made since `since` from an equal request.
+    /// The newest evaluation made since `since` from an equal request that is under way or has come to its end: one that failed or
+    /// was cancelled is rightly submitted again.
     pub async fn equal_evaluation_since(
         &self,
         organization: OrganizationId,
@@ -284,7 +285,7 @@ impl Store {
     ) -> Result<Option<EvaluationId>, StoreError> {
         let row = sqlx::query(
             "SELECT id FROM evaluations WHERE organization_id = $1 AND request_hash = $2 AND created_at >= $3 AND deleted_at IS NULL
-             ORDER BY id DESC LIMIT 1",
+             AND status NOT IN ('failed', 'cancelled') ORDER BY id DESC LIMIT 1",
         )
         .bind(organization.to_string())
         .bind(request_hash.to_owned())

@@ -87,6 +87,15 @@ pub struct CellSums {
     pub steps_sum: u64,
 }
 
+/// How many rows failed with a code, and one of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FailureExample {
+    pub count: u64,
+    pub row: u64,
+    pub failure: Failure,
+    pub run: RunId,
+}
+
 /// Narrows a page of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutcomeFilter {
@@ -320,13 +329,20 @@ impl Store {
         rows.iter().map(|row| Ok((unsigned(row, 0)?, column(row, 1)?, optional_flag(row, 2)?))).collect()
     }
 
-    /// Failures of errored rows by code: (count, first row, that row's failure), most frequent first.
-    pub async fn failure_counts(&self, evaluation: EvaluationId, limit: u32) -> Result<Vec<(u64, u64, Failure)>, StoreError> {
+    /// Failures of errored rows by code, most frequent first. The example is the first row that carries output (of the first
+    /// thousand: more are not worth reading for it), else the first row.
+    pub async fn failure_counts(&self, evaluation: EvaluationId, limit: u32) -> Result<Vec<FailureExample>, StoreError> {
+        // The field's name can't stand in a message: there its quotes are escaped.
         let rows = sqlx::query(
-            "SELECT c.count, c.first_row, o.failure FROM (
+            "SELECT c.count, o.row_number, o.failure, o.run_id FROM (
                  SELECT failure_code, COUNT(*) AS count, MIN(row_number) AS first_row FROM outcomes
                  WHERE evaluation_id = $1 AND scored = 0 GROUP BY failure_code) c
-             JOIN outcomes o ON o.evaluation_id = $1 AND o.row_number = c.first_row ORDER BY c.count DESC, c.first_row LIMIT $2",
+             JOIN outcomes o ON o.evaluation_id = $1 AND o.row_number = COALESCE((
+                 SELECT MIN(e.row_number) FROM (
+                     SELECT row_number, failure FROM outcomes WHERE evaluation_id = $1 AND scored = 0 AND failure_code = c.failure_code
+                     ORDER BY row_number LIMIT 1000) e
+                 WHERE e.failure LIKE '%\"logLines\":%'), c.first_row)
+             ORDER BY c.count DESC, c.first_row LIMIT $2",
         )
         .bind(evaluation.to_string())
         .bind(i64::from(limit))
@@ -335,12 +351,29 @@ impl Store {
         .attempt("count failures")?;
         rows.iter()
             .map(|row| {
-                let text: Option<String> = column(row, 2)?;
-                Ok((
-                    unsigned(row, 0)?,
-                    unsigned(row, 1)?,
-                    from_json("outcomes", "failure", &evaluation.to_string(), text.as_deref().unwrap_or("null"))?,
-                ))
+                let (text, run): (Option<String>, String) = (column(row, 2)?, column(row, 3)?);
+                let name = evaluation.to_string();
+                Ok(FailureExample {
+                    count: unsigned(row, 0)?,
+                    row: unsigned(row, 1)?,
+                    failure: from_json("outcomes", "failure", &name, text.as_deref().unwrap_or("null"))?,
+                    run: parsed("outcomes", "run_id", &name, &run, |text| text.parse().ok())?,
+                })
+            })
+            .collect()
+    }
+
+    /// Runs that have errored rows.
+    pub async fn runs_with_errored(&self, evaluation: EvaluationId) -> Result<Vec<RunId>, StoreError> {
+        let rows = sqlx::query("SELECT DISTINCT run_id FROM outcomes WHERE evaluation_id = $1 AND scored = 0")
+            .bind(evaluation.to_string())
+            .fetch_all(self.read())
+            .await
+            .attempt("look for runs with errored rows")?;
+        rows.iter()
+            .map(|row| {
+                let run: String = column(row, 0)?;
+                parsed("outcomes", "run_id", &evaluation.to_string(), &run, |text| text.parse().ok())
             })
             .collect()
     }

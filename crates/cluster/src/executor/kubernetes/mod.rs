@@ -33,7 +33,7 @@ use self::caps::{No, Use};
 use super::run::report::status;
 use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
-use super::{Executor, no_logs, now_ms};
+use super::{Executor, no_component, no_logs, now_ms};
 use crate::controller::run::pod::{LABEL_COMPONENT, LABEL_RUN};
 use crate::crd::run::{AgentEndpoint, Component, ComponentPhase, RLMeshRun, Reason};
 use crate::runners::Runners;
@@ -446,9 +446,11 @@ impl Executor for KubernetesExecutor {
         let name = resource::name(run);
         let share = LOG_REPLY / pods.len().max(1);
         let mut files = Vec::new();
+        let mut components = BTreeSet::new();
         for pod in pods.iter().map(ResourceExt::name_any) {
             let Some(attempt) = crate::controller::run::component::Attempt::of_pod(&name, &pod) else { continue };
             let component = attempt.role.to_string();
+            components.insert(component.clone());
             if !request.component.is_empty() && request.component != component {
                 continue;
             }
@@ -456,6 +458,9 @@ impl Executor for KubernetesExecutor {
                 let truncated = text.len() >= share;
                 files.push(v1::LogFile { component, attempt: attempt.number, text, truncated });
             }
+        }
+        if !components.is_empty() && !request.component.is_empty() && !components.contains(&request.component) {
+            return no_logs(id, "not_found", no_component(run, &request.component, components));
         }
         if files.is_empty() {
             return no_logs(id, "not_found", format!("run {run} has no pods whose output could be read; they go with the run's end"));

@@ -113,6 +113,11 @@ fn start_failure(exit: &Exit<'_>, how: &str) -> (FailureCode, String) {
             format!("the {noun}'s program is not built for this machine's architecture; on a cluster, build its image for linux/amd64");
         return (FailureCode::InvalidEntrypoint, format!("{component} {how} before it served: {}; {advice}", line.trim_end()));
     }
+    if let Some(line) = exit.log_lines.iter().rev().find(|line| line.contains("No module named 'rlmesh'")) {
+        let advice = "install it there, or name an interpreter that has it: `python` in the definition, or `rlmesh up --python FILE`";
+        let message = format!("{component} {how} before it served: the {noun}'s interpreter does not have the SDK ({line}); {advice}");
+        return (FailureCode::InvalidEntrypoint, message);
+    }
     let usage = exit.log_lines.iter().rev().find(|line| line.contains("rlmesh.serve: error:"));
     if let (Ended::Code(2), Some(line)) = (exit.ended, usage) {
         return (FailureCode::InvalidParams, format!("{component} {how} before it served: {line}"));
@@ -225,6 +230,23 @@ mod tests {
         for (kind, ended, lines, expected) in table {
             assert_eq!(code(*kind, *ended, false, lines), *expected, "{lines:?}");
         }
+    }
+
+    #[test]
+    fn an_interpreter_without_the_sdk_is_named_with_what_to_do() {
+        let line =
+            "/usr/bin/python3: Error while finding module specification for 'rlmesh.serve' (ModuleNotFoundError: No module named 'rlmesh')";
+        let log_lines = [line.to_owned()];
+        let failure = classify(Exit {
+            component: "model-0",
+            kind: ComponentKind::Model,
+            ended: Ended::Code(1),
+            ready: false,
+            out_of_memory: false,
+            log_lines: &log_lines,
+        });
+        assert_eq!(failure.code, FailureCode::InvalidEntrypoint);
+        assert!(failure.message.contains(line) && failure.message.contains("rlmesh up --python FILE"), "{}", failure.message);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 use self::devices::{Grant, Need, grant, may_start};
 use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
-use super::{Executor, no_logs};
+use super::{Executor, no_component, no_logs};
 use crate::inventory;
 use crate::runners::Runners;
 use crate::spool::{RunKey, Spool, SpoolError};
@@ -264,26 +264,27 @@ impl Executor for ProcessExecutor {
             return no_logs(id, "not_found", format!("'{}' is not a run's id", request.run_id));
         };
         let folder = self.context.log_folder(run);
+        let wanted = request.component.clone();
         let read = tokio::task::spawn_blocking(move || {
-            let files: Vec<_> = logs::list(&folder)
-                .into_iter()
-                .filter(|(component, _, _)| request.component.is_empty() || *component == request.component)
-                .collect();
+            let mut files = logs::list(&folder);
+            let components: BTreeSet<String> = files.iter().map(|(component, _, _)| component.clone()).collect();
+            files.retain(|(component, _, _)| request.component.is_empty() || *component == request.component);
             let share = LOG_REPLY / files.len().clamp(1, LOG_REPLY);
             let lines = request.tail_lines as usize;
-            files
-                .into_iter()
-                .filter_map(|(component, attempt, path)| {
-                    let (text, truncated) = logs::read_tail(&path, share, lines).ok()?;
-                    Some(v1::LogFile { component, attempt, text, truncated })
-                })
-                .collect::<Vec<_>>()
+            let files = files.into_iter().filter_map(|(component, attempt, path)| {
+                let (text, truncated) = logs::read_tail(&path, share, lines).ok()?;
+                Some(v1::LogFile { component, attempt, text, truncated })
+            });
+            (files.collect::<Vec<_>>(), components)
         });
         match read.await {
-            Ok(files) if files.is_empty() => {
+            Ok((files, components)) if files.is_empty() && !components.is_empty() && !components.contains(&wanted) => {
+                no_logs(id, "not_found", no_component(run, &wanted, components))
+            }
+            Ok((files, _)) if files.is_empty() => {
                 no_logs(id, "not_found", format!("this cell has no logs of run {run}; they may have been deleted"))
             }
-            Ok(files) => v1::LogReply { request_id: id, files, error_code: String::new(), error_message: String::new() },
+            Ok((files, _)) => v1::LogReply { request_id: id, files, error_code: String::new(), error_message: String::new() },
             Err(error) => no_logs(id, "internal", format!("the logs could not be read: {error}")),
         }
     }

@@ -9,11 +9,12 @@ use rlm_core::ids::{ClusterId, RunId};
 use super::find;
 use crate::app::access::Caller;
 use crate::state::AppState;
+use crate::store::runs::RunHead;
 
 const MOST_LINES: u32 = 10_000;
 const DEADLINE: Duration = Duration::from_secs(15);
 
-/// The end of the logs of a run; without `run`, of the one that a cluster took last.
+/// The end of the logs of a run; without `run`, of the one with failures that a cluster took last, else of the last one.
 pub async fn logs(
     state: &AppState,
     caller: &Caller,
@@ -33,7 +34,9 @@ pub async fn logs(
             found.ok_or_else(|| Error::new(Code::NotFound, format!("{} has no run {wanted}", head.id)))?
         }
         None => {
-            let found = runs.into_iter().filter(|run| run.cluster.is_some()).max_by_key(|run| run.leased_at);
+            let errored = if head.rows_errored == 0 { Vec::new() } else { state.store.runs_with_errored(head.id).await? };
+            let failed = |run: &RunHead| run.failure.is_some() || errored.contains(&run.id);
+            let found = runs.into_iter().filter(|run| run.cluster.is_some()).max_by_key(|run| (failed(run), run.leased_at));
             found
                 .ok_or_else(|| Error::new(Code::Conflict, format!("no cluster has taken a run of {} yet, so there are no logs", head.id)))?
         }

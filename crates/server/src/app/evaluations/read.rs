@@ -170,7 +170,15 @@ pub async fn detail(state: &AppState, caller: &Caller, id: &str) -> Result<Evalu
                 metrics: (!run.metrics.is_empty()).then(|| over_generations(&run.metrics)),
             })
             .collect(),
-        failures: failures.into_iter().map(|(count, example_row, example)| FailureCount { count, example, example_row }).collect(),
+        failures: failures
+            .into_iter()
+            .map(|one| FailureCount {
+                count: one.count,
+                example: one.failure,
+                example_row: one.row,
+                example_run: Some(one.run.to_string()),
+            })
+            .collect(),
         queued_seconds,
         active_seconds,
     })

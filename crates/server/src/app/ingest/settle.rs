@@ -70,8 +70,8 @@ pub(super) async fn finish(
     Ok(open)
 }
 
-/// Rows up to which each gets the whole failure; beyond, log lines and events are shown by the run alone.
-const WHOLE_FAILURES: u64 = 50;
+/// Rows that get the whole failure. The others have the same reason; the output that shows it is kept with the first of them.
+const WHOLE_FAILURES: usize = 50;
 
 /// Gives each open row the failure of its run.
 async fn errored(
@@ -82,11 +82,8 @@ async fn errored(
     failure: &Failure,
     at_ms: i64,
 ) -> Result<(), StoreError> {
-    let mut failure = failure.clone();
-    if open.iter().map(|segment| segment.count).sum::<u64>() > WHOLE_FAILURES {
-        failure.events.clear();
-        failure.log_lines.clear();
-    }
+    let brief = Failure { events: Vec::new(), log_lines: Vec::new(), ..failure.clone() };
+    let mut wholes = std::iter::repeat_n(failure, WHOLE_FAILURES);
     for segment in open {
         let outcomes: Vec<OutcomeRow> = (0..segment.count)
             .filter_map(|offset| segment.row(offset))
@@ -98,7 +95,7 @@ async fn errored(
                 generation: run.head.generation,
                 attempt: RUN_FAILURE,
                 seed: row.seed,
-                result: RowOutcome::Errored(failure.clone()),
+                result: RowOutcome::Errored(wholes.next().unwrap_or(&brief).clone()),
                 started_at: at_ms,
                 ended_at: at_ms,
             })

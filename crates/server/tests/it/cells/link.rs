@@ -5,6 +5,7 @@ use rlm_api::cluster::v1;
 use rlm_api::cluster::v1::agent_message::Message as FromAgent;
 use rlm_api::cluster::v1::server_message::Message as ToAgent;
 use rlm_core::error::Code;
+use rlm_core::failure::{Failure, FailureCode};
 use rlm_core::ids::RunId;
 use rlm_core::run::EvaluationStatus;
 use rlm_server::app::cells::Described;
@@ -12,7 +13,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::plane::{Cell, Plane, authorized, code, held};
+use super::plane::{Agent, Cell, Plane, authorized, code, held};
 use crate::common::uuid_text;
 
 #[tokio::test]
@@ -209,6 +210,44 @@ async fn questions_are_answered_within_their_deadline() {
     assert!(matches!(agent.next().await, Some(ToAgent::LogRequest(_))));
     drop(agent);
     assert_eq!(orphaned.await.unwrap().unwrap_err().code, Code::ClusterDisconnected, "who waits learns of the end at once");
+}
+
+#[tokio::test]
+async fn logs_without_a_run_are_of_one_that_failed() {
+    let plane = Plane::start().await;
+    let cell = plane.joined("lab").await;
+    let mut agent = cell.connect(&plane).await;
+    let models = json!([{"id": "bad", "address": "tcp://127.0.0.1:1"}, {"id": "good", "address": "tcp://127.0.0.1:3"}]);
+    let evaluation = plane.submit(2, json!({"models": models})).await;
+    let (bad, rows) = agent.assigned().await;
+    let (good, _) = agent.assigned().await;
+    assert_eq!((bad.model.id.as_str(), good.model.id.as_str()), ("bad", "good"));
+    let path = format!("/v1/evaluations/{evaluation}/logs");
+    let ask = async |agent: &mut Agent| {
+        let answering = async {
+            let request_id = loop {
+                match agent.next().await {
+                    Some(ToAgent::LogRequest(request)) => break request.request_id,
+                    Some(_) => {}
+                    None => panic!("no log request"),
+                }
+            };
+            agent.send(FromAgent::LogReply(v1::LogReply { request_id, ..v1::LogReply::default() })).await;
+        };
+        tokio::join!(plane.server.get(&plane.key, &path), answering).0.ok()["run"].clone()
+    };
+    assert_eq!(ask(&mut agent).await, json!(good.run_id), "the one taken last, as long as none has failed");
+    let failure = Failure::new(FailureCode::EnvironmentCrashed, "it ended").of("env-0-0");
+    let episode = v1::Episode {
+        row: rows[0].to_segment(0).first_row,
+        seed: 100,
+        outcome: Some(v1::episode::Outcome::Errored((&failure).into())),
+        ..v1::Episode::default()
+    };
+    let payload = Some(v1::record::Payload::Episode(episode));
+    agent.records(&[v1::Record { sequence: 1, run_id: bad.run_id.to_string(), generation: bad.generation, payload }]).await;
+    agent.acknowledged(1).await;
+    assert_eq!(ask(&mut agent).await, json!(bad.run_id));
 }
 
 #[tokio::test]

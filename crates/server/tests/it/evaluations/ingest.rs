@@ -256,6 +256,36 @@ async fn a_failed_run_errors_its_open_rows_and_late_scores_still_count() {
 }
 
 #[tokio::test]
+async fn output_of_a_failure_is_shown_by_its_first_rows_and_by_the_evaluation() {
+    for lab in labs().await {
+        // The run as a whole fails: its first rows have the output, however many rows there are.
+        let id = lab.submit(&request("whole", 60)).await;
+        let run = lab.lease(id).await.remove(0);
+        let lines = vec!["File \"policies.py\", line 3".to_owned(), "SyntaxError: invalid syntax".to_owned()];
+        let broken =
+            Failure { log_lines: lines.clone(), ..Failure::new(FailureCode::InvalidEntrypoint, "can't be imported").of("model-0") };
+        lab.send(vec![(run.id, run.generation, status(Phase::Failed, Some(broken)))]).await.unwrap();
+        let rows = lab.get(&format!("/v1/evaluations/{id}/rows?outcome=errored&limit=1000")).await;
+        let with: Vec<bool> = rows["items"].as_array().unwrap().iter().map(|row| row["failure"]["logLines"] == json!(lines)).collect();
+        assert_eq!((with.len(), with.iter().filter(|with| **with).count(), with[49], with[50]), (120, 50, true, false));
+        let failure = lab.get(&format!("/v1/evaluations/{id}")).await["failures"][0].clone();
+        assert_eq!((&failure["example"]["logLines"], &failure["exampleRun"]), (&json!(lines), &json!(run.id.to_string())));
+        // Single rows fail the same way: the one that has output is the example.
+        let id = lab.submit(&request("single", 2)).await;
+        let run = lab.lease(id).await.remove(0);
+        let silent = |row: usize| (run.id, run.generation, episode(&run.rows[row], 0, errored("says \"logLines\":[] itself")));
+        let told = Failure { log_lines: lines.clone(), ..super::failure("crashed") };
+        let told = (run.id, run.generation, episode(&run.rows[2], 0, v1::episode::Outcome::Errored((&told).into())));
+        lab.send(vec![silent(0), silent(1), told, silent(3)]).await.unwrap();
+        let failure = lab.get(&format!("/v1/evaluations/{id}")).await["failures"][0].clone();
+        assert_eq!(
+            (&failure["count"], &failure["exampleRow"], &failure["example"]["logLines"]),
+            (&json!(4), &json!(run.rows[2].row), &json!(lines))
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_run_that_ends_early_goes_on_while_it_brings_rows() {
     for lab in labs().await {
         let mut one = request("early", 4);

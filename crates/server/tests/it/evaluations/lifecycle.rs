@@ -98,6 +98,12 @@ async fn an_equal_request_soon_after_is_worth_a_warning() {
     lab.server.advance(Duration::from_secs(61));
     let third = lab.server.post(&lab.token, "/v1/evaluations", &request("twin", 1)).await.ok();
     assert_eq!(third["warnings"], json!([]));
+    // What failed is submitted again on purpose.
+    let id = lab.submit(&request("failing", 1)).await;
+    lab.play(id, |_| errored("crashed")).await;
+    assert_eq!(lab.status(id).await, "failed");
+    let again = lab.server.post(&lab.token, "/v1/evaluations", &request("failing", 1)).await.ok();
+    assert_eq!(again["warnings"], json!([]));
 }
 
 #[tokio::test]

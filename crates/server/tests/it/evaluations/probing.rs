@@ -27,8 +27,10 @@ fn model_document() -> Value {
     })
 }
 
-/// Describes what it is asked about: `*:Broken` can't be imported, `*:Unlucky` fails for another reason.
+/// Describes what it is asked about: `*:Broken` can't be imported, `*:Unlucky` fails for another reason, `*:Edited` can be
+/// imported every other time.
 fn describing(mut agent: Agent) -> (Arc<AtomicUsize>, JoinHandle<()>) {
+    let mut edits = 0;
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
     let task = tokio::spawn(async move {
@@ -37,6 +39,10 @@ fn describing(mut agent: Agent) -> (Arc<AtomicUsize>, JoinHandle<()>) {
             count.fetch_add(1, Ordering::SeqCst);
             let failure = |code| Failure::new(code, "policies.py has no module torch").of("describe");
             let failure = match request.definition_json.as_str() {
+                text if text.contains(":Edited") => {
+                    edits += 1;
+                    (edits % 2 == 0).then(|| failure(FailureCode::InvalidEntrypoint))
+                }
                 text if text.contains(":Broken") => Some(failure(FailureCode::InvalidEntrypoint)),
                 text if text.contains(":Unlucky") => Some(failure(FailureCode::AgentError)),
                 _ => None,
@@ -75,12 +81,25 @@ async fn a_catalogue_is_read_from_the_code() {
     assert_eq!(asked.load(Ordering::SeqCst), 2);
     let created = plane.server.post(&plane.key, "/v1/evaluations", &inline("policies:Chunks", "walk/a")).await;
     assert_eq!((created.status, &created.body["warnings"]), (StatusCode::CREATED, &json!([])), "{}", created.text);
-    assert_eq!(asked.load(Ordering::SeqCst), 2, "what was asked a moment ago is not asked again");
     let detail = plane.server.get(&plane.key, &format!("/v1/evaluations/{}", created.body["id"].as_str().unwrap())).await.ok();
     assert_eq!(
         (&detail["effective"]["tasks"][0]["params"], &detail["effective"]["tasks"][1]["params"]),
         (&json!({"map": "a"}), &json!({"map": "c"}))
     );
+}
+
+#[tokio::test]
+async fn a_class_that_was_edited_is_looked_at_anew() {
+    let plane = Plane::start().await;
+    let cell = plane.joined("laptop").await;
+    let (asked, _agent) = describing(cell.connect(&plane).await);
+    let request = inline("policies:Edited", "walk/a");
+    for path in ["/v1/evaluation-previews", "/v1/evaluations"] {
+        plane.server.post(&plane.key, path, &request).await.ok();
+        let refused = plane.server.post(&plane.key, path, &request).await.refused("invalid_request");
+        assert!(refused.message().contains("no module torch"), "{}", refused.message());
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 8, "model and environment, each time");
 }
 
 #[tokio::test]
