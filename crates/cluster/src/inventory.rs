@@ -56,11 +56,13 @@ fn nvidia() -> (String, String) {
     (product.unwrap_or_default(), driver.unwrap_or_default())
 }
 
-fn product(information: &str) -> Option<String> {
+/// Of `/proc/driver/nvidia/gpus/*/information`.
+pub(crate) fn product(information: &str) -> Option<String> {
     information.lines().find_map(|line| line.strip_prefix("Model:")).map(|model| model.trim().to_owned())
 }
 
-fn driver(version: &str) -> Option<String> {
+/// Of `/proc/driver/nvidia/version`.
+pub(crate) fn driver(version: &str) -> Option<String> {
     let line = version.lines().find(|line| line.starts_with("NVRM version:"))?;
     line.split_whitespace()
         .find(|word| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'))

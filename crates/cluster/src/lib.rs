@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod controller;
 pub mod crd;
+pub mod discovery;
 pub mod executor;
 pub mod inventory;
 pub mod runners;

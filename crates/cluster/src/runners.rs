@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures::{Stream, StreamExt as _};
 use rlm_api::cluster::v1;
+use rlm_api::cluster::v1::discovery_service_server::DiscoveryServiceServer;
 use rlm_api::cluster::v1::runner_service_server::{RunnerService, RunnerServiceServer};
 use rlm_core::ids::RunId;
 use sha2::{Digest as _, Sha256};
@@ -22,6 +23,8 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::{Identity, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
+
+use crate::discovery::intake::Reports;
 
 /// Commands that wait for a runner. One that does not take them is taken for stuck.
 pub const COMMANDS: usize = 1024;
@@ -140,14 +143,21 @@ impl Runners {
         if admitted { Ok(registration.messages.clone()) } else { Err(refused()) }
     }
 
-    /// Serves over TLS until `stop` is cancelled.
-    pub async fn serve_tls(self, listener: tokio::net::TcpListener, identity: Identity, stop: CancellationToken) -> anyhow::Result<()> {
+    /// Serves over TLS until `stop` is cancelled, and what discovery reports beside it.
+    pub async fn serve_tls(
+        self,
+        listener: tokio::net::TcpListener,
+        identity: Identity,
+        reports: Reports,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         tonic::transport::Server::builder()
             .tls_config(ServerTlsConfig::new().identity(identity))
             .context("the runners' TLS can't be set up")?
             .http2_keepalive_interval(Some(Duration::from_secs(30)))
             .add_service(RunnerServiceServer::new(self).max_decoding_message_size(4 << 20))
+            .add_service(DiscoveryServiceServer::new(reports).max_decoding_message_size(64 << 10))
             .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
             .await
             .context("the runners' port failed")

@@ -11,7 +11,7 @@ use kube::api::ListParams;
 use rlm_e2e::bed::names::{API_HOST, DNS_SERVICE, GATEWAY, REGISTRY_HOST, REGISTRY_PASSWORD, REGISTRY_USER};
 use rlm_e2e::bed::shared::{Shared, shared};
 use rlm_e2e::bed::space::{connect_from, pod, with_space};
-use rlm_e2e::bed::{Place, run};
+use rlm_e2e::bed::{Node, Place, run};
 use rlm_e2e::processes::{Process, clean_command, tail};
 use rlm_e2e::{Tools, wait_for};
 use serde_json::{Value, json};
@@ -20,6 +20,13 @@ const LIMIT: Duration = Duration::from_secs(150);
 const SYSTEM: &str = "rlmesh-system";
 const RUNS: &str = "rlmesh-runs";
 const ENVIRONMENT: &str = "user/quickstart-env";
+
+const PARTS: [(&str, &str); 4] = [
+    (SYSTEM, "deployment/rlmesh-cluster-agent"),
+    (SYSTEM, "deployment/rlmesh-cluster-controller"),
+    (SYSTEM, "daemonset/rlmesh-gpu-discovery"),
+    (RUNS, "deployment/rlmesh-wall-probe"),
+];
 
 struct Installation<'a> {
     shared: &'a Shared,
@@ -140,6 +147,8 @@ print(urllib.request.urlopen(request, timeout=20).read().decode())";
         let control = self.claim().await?;
         let bed = &self.shared.bed;
         bed.kubectl(&["create", "namespace", SYSTEM]).await?;
+        // Stricter than we ask for: every pod of ours is within it.
+        bed.kubectl(&["label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=restricted"]).await?;
         let from = format!("--from-file=control={}", control.display());
         bed.kubectl(&["--namespace", SYSTEM, "create", "secret", "generic", "rlmesh-secrets", &from]).await?;
         self.pull_secret(SYSTEM).await?;
@@ -150,6 +159,7 @@ print(urllib.request.urlopen(request, timeout=20).read().decode())";
                 "agent": {"digest": digest("rlmesh/rlmesh-cluster-agent")?},
                 "controller": {"digest": digest("rlmesh/rlmesh-cluster-controller")?},
                 "runner": {"digest": digest("rlmesh/rlmesh-runner")?},
+                "gpuDiscovery": {"digest": digest("rlmesh/rlmesh-gpu-discovery")?},
             },
             "platform": {"caBundle": std::fs::read_to_string(bed.layout.pki("private-ca.crt"))?},
         });
@@ -158,10 +168,10 @@ print(urllib.request.urlopen(request, timeout=20).read().decode())";
         let chart = self.tools.root.join("charts/rlmesh-runtime").display().to_string();
         self.helm(&["install", "rlmesh", &chart, "--values", &file.display().to_string()]).await?;
         self.pull_secret(RUNS).await?;
-        for what in [(SYSTEM, "rlmesh-cluster-agent"), (SYSTEM, "rlmesh-cluster-controller"), (RUNS, "rlmesh-wall-probe")] {
-            bed.kubectl(&["--namespace", what.0, "rollout", "status", &format!("deployment/{}", what.1), "--timeout=55s"])
+        for (namespace, what) in PARTS {
+            bed.kubectl(&["--namespace", namespace, "rollout", "status", what, "--timeout=55s"])
                 .await
-                .with_context(|| format!("{} does not come up", what.1))?;
+                .with_context(|| format!("{what} does not come up"))?;
         }
         Ok(())
     }
@@ -233,13 +243,10 @@ async fn the_chart_installs_runs_evaluations_and_walls_them_off() -> anyhow::Res
         failed => failed,
     };
     if ended.is_err() {
-        for (namespace, deployment) in
-            [(SYSTEM, "rlmesh-cluster-agent"), (SYSTEM, "rlmesh-cluster-controller"), (RUNS, "rlmesh-wall-probe")]
-        {
+        for (namespace, part) in PARTS {
             for arguments in [["logs", "--tail=20"], ["describe", "--show-events"]] {
-                let target = format!("deployment/{deployment}");
-                let said = shared.bed.kubectl(&["--namespace", namespace, arguments[0], arguments[1], &target]).await;
-                eprintln!("{deployment}: {}", said.unwrap_or_else(|error| format!("{error:#}")));
+                let said = shared.bed.kubectl(&["--namespace", namespace, arguments[0], arguments[1], part]).await;
+                eprintln!("{part}: {}", said.unwrap_or_else(|error| format!("{error:#}")));
             }
             let pods = shared.bed.kubectl(&["--namespace", namespace, "get", "pods,events", "--output=wide"]).await;
             eprintln!("{}", pods.unwrap_or_default());
@@ -253,6 +260,7 @@ async fn the_chart_installs_runs_evaluations_and_walls_them_off() -> anyhow::Res
 async fn scenario(installation: &Installation<'_>, front: &mut Process) -> anyhow::Result<()> {
     wait_for("the walls to be known to stand", LIMIT, async || Ok((installation.condition().await?["status"] == "True").then_some(())))
         .await?;
+    gpu_discovery(installation).await?;
     // The second one's image names root, and is run as nobody in particular all the same.
     let ids = [installation.submit(100_000, ENVIRONMENT).await?, installation.submit(100_000, "user/root-env").await?];
     for id in &ids {
@@ -283,6 +291,40 @@ async fn scenario(installation: &Installation<'_>, front: &mut Process) -> anyho
         ensure!(row["seed"] == seed && row["reward"] == 50.0 && row["steps"] == 50 && row["success"] == true, "{row}");
     }
     without_enforcement(installation).await
+}
+
+/// On each node a pod of discovery finds the agent, which takes its report for that node; here there are no GPUs.
+async fn gpu_discovery(installation: &Installation<'_>) -> anyhow::Result<()> {
+    let bed = &installation.shared.bed;
+    let selector = "app.kubernetes.io/name=rlmesh-gpu-discovery";
+    wait_for("a report of each node", LIMIT, async || {
+        let log = bed.kubectl(&["--namespace", SYSTEM, "logs", "deployment/rlmesh-cluster-agent"]).await?;
+        let reported = |node: Node| {
+            log.lines().any(|line| line.contains("a node's GPUs were reported") && line.contains(node.name()) && line.contains("none"))
+        };
+        Ok(Node::ALL.into_iter().all(reported).then_some(()))
+    })
+    .await?;
+    let pods = installation.pods(SYSTEM, selector).await?;
+    ensure!(pods.len() == Node::ALL.len(), "{} pods of discovery", pods.len());
+    let agent = installation.address(SYSTEM, "app.kubernetes.io/name=rlmesh-cluster-agent").await?;
+    let controller = installation.address(SYSTEM, "app.kubernetes.io/name=rlmesh-cluster-controller").await?;
+    let targets = [
+        (agent.as_str(), 7443),
+        (agent.as_str(), 9090),
+        (controller.as_str(), 9090),
+        ("10.96.0.1", 443),
+        (GATEWAY, 443),
+        (DNS_SERVICE, 53),
+        ("10.77.0.11", 10250),
+    ];
+    for pod in &pods {
+        let restarts = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten()).map(|one| one.restart_count);
+        ensure!(restarts.sum::<i32>() == 0, "{:?} was restarted", pod.metadata.name);
+        let found = connect_from(pod, &targets).await?;
+        ensure!(found[0] == "open" && found[1..].iter().all(|found| found != "open"), "{targets:?} are {found:?} to discovery");
+    }
+    Ok(())
 }
 
 /// From inside each kind of pod of the first evaluation: what is allowed works, and nothing else does.

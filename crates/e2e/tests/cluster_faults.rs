@@ -508,7 +508,6 @@ async fn waits_and_goes_on(run: &mut Run<'_>, shared: &Shared) -> anyhow::Result
 async fn ended_by_others(run: &mut Run<'_>, shared: &Shared) -> anyhow::Result<String> {
     let evicted = run.begin("evicted", "model").await?;
     let deleted = run.begin("deleted", "model").await?;
-    let killed = run.begin("killed", "model").await?;
     run.reaches(&evicted, 5).await?;
     let pod = run.pod(&evicted, "environment").await?;
     shared.bed.evict(&run.lab.space.name, &pod).await?;
@@ -525,6 +524,7 @@ async fn ended_by_others(run: &mut Run<'_>, shared: &Shared) -> anyhow::Result<S
     let object = pod.split("-env-").next().context("no run")?;
     run.lab.space.bed.kubectl(&["delete", "rlmeshrun", object, "--namespace", &run.lab.space.name]).await?;
     run.replaced(&emptied, "environment", &pod).await?;
+    let killed = run.begin("killed", "model").await?;
     run.reaches(&killed, 5).await?;
     run.agent.kill().await?;
     run.agent = run.lab.start_agent()?;

@@ -59,7 +59,7 @@ impl Server {
 }
 
 /// An error with its causes: tonic's own text says "transport error" alone.
-fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -1,6 +1,7 @@
 //! The agent: its parts put together. Session, join, spool and executor know each other through what is passed here alone.
 
-mod backoff;
+pub(crate) mod backoff;
+mod cell;
 mod connect;
 mod decide;
 mod health;
@@ -20,6 +21,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::backoff::Backoff;
+pub(crate) use self::connect::chain;
 use self::connect::{Refusal, Server};
 use self::health::Health;
 use self::join::Joiner;
@@ -27,6 +29,7 @@ use self::options::{ExecutorKind, Options};
 use self::session::{End, Setup, follow, open};
 use self::state_dir::StateDir;
 use crate::crd::run::AgentEndpoint;
+use crate::discovery::intake::Reports;
 use crate::executor::Executor;
 use crate::executor::kubernetes::{self, Caps, KubernetesExecutor};
 use crate::executor::process::{self, ProcessExecutor};
@@ -154,7 +157,8 @@ async fn on_the_cluster(options: &Options, state: &Arc<StateDir>, spool: &Spool,
         .await
         .with_context(|| format!("runners can't be listened for on {}", options.runner_listen))?;
     let address = options.runner_address.context("--runner-address is needed with --executor kubernetes")?;
-    let runners = Runners::reviewed_by(Arc::new(kubernetes::TokenReviewer::new(client.clone(), &options.runs_namespace)));
+    let runners = Runners::reviewed_by(Arc::new(kubernetes::TokenReviewer::of_runs(client.clone(), &options.runs_namespace)));
+    let reports = Reports::new(kubernetes::TokenReviewer::of_discovery(client.clone(), &options.system_namespace));
     let executor = KubernetesExecutor::new(
         &client,
         kubernetes::Options {
@@ -166,9 +170,11 @@ async fn on_the_cluster(options: &Options, state: &Arc<StateDir>, spool: &Spool,
         },
         spool.clone(),
         runners.clone(),
+        reports.clone(),
     );
+    tokio::spawn(cell::keep_written(client, options.system_namespace.clone(), cell::content(address, &certificate.certificate)));
     let identity = tonic::transport::Identity::from_pem(&certificate.certificate, &certificate.key);
-    let serving = tokio::spawn(runners.serve_tls(listener, identity, CancellationToken::new()));
+    let serving = tokio::spawn(runners.serve_tls(listener, identity, reports, CancellationToken::new()));
     executor.resume().await?;
     let (mut walls, health) = (executor.walls(), health.clone());
     tokio::spawn(async move {

@@ -27,6 +27,9 @@ pub struct Options {
     /// Where runs happen
     #[arg(long, value_enum, default_value = "process")]
     pub executor: ExecutorKind,
+    /// Namespace of this agent, where ConfigMap rlmesh-cell and GPU discovery are, with --executor kubernetes
+    #[arg(long, default_value = "rlmesh-system")]
+    pub system_namespace: String,
     /// Namespace of runs, with --executor kubernetes
     #[arg(long, default_value = "rlmesh-runs")]
     pub runs_namespace: String,

@@ -160,7 +160,7 @@ impl StateDir {
         if let Some(kept) = read_json(&self.path.join(RUNNER_CERTIFICATE))? {
             return Ok(kept);
         }
-        let made = rcgen::generate_simple_self_signed(["rlmesh-cluster-agent".to_owned()])
+        let made = rcgen::generate_simple_self_signed([crate::discovery::AGENT.to_owned()])
             .context("a certificate for the runners' port can't be made")?;
         let made = RunnerCertificate {
             certificate: made.cert.pem(),

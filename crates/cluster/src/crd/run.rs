@@ -277,7 +277,7 @@ pub struct Resources {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63), regex(pattern = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
     pub gpu_product: Option<String>,
-    /// gpuNodes are nodes known to have gpuProduct although no label says so.
+    /// gpuNodes are further nodes to take: what they have is what was asked for, although their label does not say gpuProduct.
     #[serde(default)]
     #[schemars(length(max = 256), inner(length(max = 253)), extend("x-kubernetes-list-type" = "set"))]
     pub gpu_nodes: Vec<String>,

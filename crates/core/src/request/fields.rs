@@ -175,7 +175,7 @@ pub static RESOURCES: Table = Table {
         optional("cpu", Kind::Quantity, "Cores, for example `500m` or `2`."),
         optional("memory", Kind::Quantity, "Memory, for example `4Gi`."),
         or("gpu", Kind::Integer { min: 0, max: 64 }, "0", "Number of GPUs."),
-        optional("gpuProduct", Kind::Text(Text::Line(128)), "Kind of GPU, as the cluster's nodes are labelled."),
+        optional("gpuProduct", Kind::Text(Text::Line(128)), "Kind of GPU: a product's name or words of it, such as `H100`."),
         optional("shm", Kind::Quantity, "Size of `/dev/shm`."),
     ],
 };

@@ -190,10 +190,20 @@ impl<'a> Lab<'a> {
         command.args(["--executor", "kubernetes", "--max-backoff", "2", "--heartbeat", "2", "--die-with-parent", "--max-runs", "0"]);
         command.arg("--server").arg(format!("http://127.0.0.1:{}", self.server)).arg("--state").arg(self.agent_state());
         command.arg("--join-token-file").arg(self.folder.path().join("join-token"));
-        command.args(["--runs-namespace", &self.space.name]).arg("--runner-listen").arg(format!("{GATEWAY}:{}", self.runners));
+        command
+            .args(["--runs-namespace", &self.space.name, "--system-namespace", &self.space.name])
+            .arg("--runner-listen")
+            .arg(format!("{GATEWAY}:{}", self.runners));
         command.arg("--runner-address").arg(format!("{GATEWAY}:{}", self.runners)).arg("--require-enforcement=false");
         command.env("KUBECONFIG", self.folder.path().join("agent.kubeconfig"));
         Process::start("agent", &mut command, &self.log("agent"))
+    }
+
+    /// GPU discovery of a node whose sys and proc are in `root`; `arguments` say what it knows and shows.
+    pub fn start_discovery(&self, name: &str, root: &Path, arguments: &[&str]) -> anyhow::Result<Process> {
+        let mut command = self.inside("rlmesh-gpu-discovery")?;
+        command.arg("--root").arg(root).args(arguments);
+        Process::start(name, &mut command, &self.log(name))
     }
 
     pub fn start_controller(&self) -> anyhow::Result<Process> {

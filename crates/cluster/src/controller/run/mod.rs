@@ -10,7 +10,7 @@ pub mod apply;
 pub mod classify;
 pub mod component;
 pub mod gather;
-mod placement;
+pub mod placement;
 pub mod plan;
 pub mod pod;
 mod policy;

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm, PodSpec,
+    Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm, PodSpec, Toleration,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
@@ -48,6 +48,13 @@ pub fn place(spec: &mut PodSpec, run: &RLMeshRun, role: Role, resources: &Resour
     if shares {
         let terms = &mut affinity.pod_affinity.get_or_insert_default().required_during_scheduling_ignored_during_execution;
         terms.get_or_insert_default().push(beside_the_model(run));
+        // Admission lets those onto a GPU node who ask for its GPUs, and this one asks for none.
+        spec.tolerations.get_or_insert_default().push(Toleration {
+            key: Some(gpu_resource(resources.gpu_vendor).to_owned()),
+            operator: Some("Exists".to_owned()),
+            effect: Some("NoSchedule".to_owned()),
+            ..Toleration::default()
+        });
     }
     spec.affinity = (affinity != Affinity::default()).then_some(affinity);
 }
@@ -64,12 +71,16 @@ fn beside_the_model(run: &RLMeshRun) -> PodAffinityTerm {
     }
 }
 
-/// Nodes with the product: by the vendor's label, or by name where discovery found it without one.
+/// Nodes with the product: by the vendor's label, or by name where that does not say it.
 fn gpu_terms(resources: &Resources) -> Vec<NodeSelectorTerm> {
-    let Some(product) = resources.gpu_product.as_ref().filter(|_| resources.gpu > 0) else { return Vec::new() };
-    let label = requirement(product_label(resources.gpu_vendor), product);
-    let by_label = NodeSelectorTerm { match_expressions: Some(vec![label]), match_fields: None };
-    std::iter::once(by_label).chain(resources.gpu_nodes.iter().map(|node| node_term(node))).collect()
+    if resources.gpu == 0 {
+        return Vec::new();
+    }
+    let by_label = resources.gpu_product.as_ref().map(|product| {
+        let label = requirement(product_label(resources.gpu_vendor), product);
+        NodeSelectorTerm { match_expressions: Some(vec![label]), match_fields: None }
+    });
+    by_label.into_iter().chain(resources.gpu_nodes.iter().map(|node| node_term(node))).collect()
 }
 
 /// The node that holds what the model loads, where the cache's volume is bound to one.

@@ -139,6 +139,28 @@ fn variables_reach_the_container_as_they_were_written_but_for_who_sees_which_gpu
 }
 
 #[test]
+fn nodes_by_name_are_taken_beside_the_label_or_alone() {
+    let (mut run, settings) = fixture();
+    let terms = |run: &RLMeshRun| {
+        let plan = look(run, &[], &settings);
+        let document = serde_json::to_value(named(&plan, "model-0")).unwrap();
+        let affinity = &document["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        let keys = |term: &Value| {
+            let all = ["matchExpressions", "matchFields"].map(|kind| term[kind].as_array().cloned().unwrap_or_default());
+            all.concat().iter().map(|one| format!("{}={}", one["key"].as_str().unwrap(), one["values"][0].as_str().unwrap())).collect()
+        };
+        affinity["nodeSelectorTerms"].as_array().unwrap().iter().map(keys).collect::<Vec<Vec<String>>>()
+    };
+    let labelled = terms(&run).swap_remove(0);
+    run.spec.model.as_mut().unwrap().program.resources.gpu_nodes = vec!["node-b".to_owned()];
+    let both = terms(&run);
+    assert_eq!((both.len(), &both[0]), (2, &labelled));
+    assert!(both[1].contains(&"metadata.name=node-b".to_owned()) && both[1][0] == labelled[0], "{both:?}");
+    run.spec.model.as_mut().unwrap().program.resources.gpu_product = None;
+    assert_eq!(terms(&run), both[1..]);
+}
+
+#[test]
 fn environments_get_their_binding_and_may_share_the_models_gpu() {
     let (mut run, settings) = fixture();
     run.spec.active_bindings = [1, 0].map(two_pods).to_vec();
@@ -157,6 +179,8 @@ fn environments_get_their_binding_and_may_share_the_models_gpu() {
     assert_eq!((&probe["tcpSocket"]["port"], &probe["grpc"], &probe["failureThreshold"]), (&json!(50051), &Value::Null, &json!(600)));
     let beside = &document["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
     assert_eq!(beside["labelSelector"]["matchLabels"]["rlmesh.dev/component"], "model");
+    let taint = json!({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"});
+    assert!(document["spec"]["tolerations"].as_array().unwrap().contains(&taint));
     run.spec.environments.as_mut().unwrap().share_model_gpu = false;
     let plan = look(&run, &[], &settings);
     assert_eq!(variable(named(&plan, "env-0-0"), "NVIDIA_VISIBLE_DEVICES").as_deref(), Some("void"));

@@ -3,7 +3,9 @@
 
 mod caps;
 mod explain;
+mod gpus;
 mod logs;
+mod node;
 mod place;
 mod resource;
 mod reviewer;
@@ -30,12 +32,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::caps::{No, Use};
+use self::gpus::{Chosen, Offer};
 use super::run::report::status;
 use super::run::{Assignment, Prepared, Shared};
 use super::runs::{Admission, Cell, Runs, Wait};
 use super::{Executor, no_component, no_logs, now_ms};
 use crate::controller::run::pod::{LABEL_COMPONENT, LABEL_RUN};
 use crate::crd::run::{AgentEndpoint, Component, ComponentPhase, RLMeshRun, Reason};
+use crate::discovery::intake::Reports;
 use crate::runners::Runners;
 use crate::spool::{NewRecord, RunKey, Spool, SpoolError};
 use crate::walls::{self, Walls};
@@ -72,6 +76,20 @@ fn said(error: &kube::Error) -> String {
     }
 }
 
+/// The nodes, as they were looked at last.
+#[derive(Default)]
+struct Known {
+    inventory: v1::Inventory,
+    offers: Vec<Offer>,
+}
+
+/// What a run holds while it goes on.
+#[derive(Clone)]
+pub(crate) struct Grant {
+    used: Use,
+    chosen: Chosen,
+}
+
 /// What the runs of a cluster share.
 pub(crate) struct Cluster {
     shared: Shared,
@@ -81,7 +99,10 @@ pub(crate) struct Cluster {
     endpoint: AgentEndpoint,
     /// Components of each run that somebody watches, by the object's name.
     observed: Mutex<HashMap<String, watch::Sender<Vec<Component>>>>,
-    inventory: Mutex<v1::Inventory>,
+    known: Mutex<Known>,
+    reports: Reports,
+    /// What was chosen for runs that an earlier agent began.
+    begun: Mutex<HashMap<String, Chosen>>,
     caps: Caps,
     used: Mutex<Use>,
     require_enforcement: bool,
@@ -231,11 +252,44 @@ impl Cluster {
         }
     }
 
+    fn with_known<T>(&self, act: impl FnOnce(&mut Known) -> T) -> T {
+        act(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn with_begun<T>(&self, act: impl FnOnce(&mut HashMap<String, Chosen>) -> T) -> T {
+        act(&mut self.begun.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Which GPUs the run gets: those that it has, if its pods are there already.
+    fn choose(&self, spec: &RunSpec) -> Result<Chosen, Wait> {
+        if let Some(chosen) = self.with_begun(|begun| begun.get(&resource::name(spec.run_id)).cloned()) {
+            return Ok(chosen);
+        }
+        // Others have GPUs to ask for, or need none.
+        let wait = |message| Wait { cause: "gpu", message, holds_others: false };
+        self.with_known(|known| gpus::choose(&spec.model, &spec.environment, &known.offers)).map_err(wait)
+    }
+
+    /// Learns what was chosen for runs that go on.
+    async fn look_at_runs(&self) {
+        match tokio::time::timeout(DEADLINE, self.runs.list(&ListParams::default())).await {
+            Ok(Ok(runs)) => self.with_begun(|begun| begun.extend(runs.iter().map(|run| (run.name_any(), Chosen::of(&run.spec))))),
+            Ok(Err(error)) => tracing::warn!(%error, "the runs that go on can't be listed"),
+            Err(_) => tracing::warn!("the runs that go on can't be listed in time"),
+        }
+    }
+
     async fn look_at_nodes(&self) {
         match tokio::time::timeout(DEADLINE, self.nodes.list(&ListParams::default())).await {
             Ok(Ok(nodes)) => {
-                let nodes = nodes.iter().map(node).collect();
-                *self.inventory.lock().unwrap_or_else(PoisonError::into_inner) = v1::Inventory { nodes };
+                let reports = self.reports.of(&nodes.iter().map(ResourceExt::name_any).collect());
+                let mut known = Known::default();
+                for node in &nodes {
+                    let offers = gpus::offers(node, reports.get(&node.name_any()).map_or(&[], Vec::as_slice));
+                    known.inventory.nodes.push(node::told(node, &offers));
+                    known.offers.extend(offers);
+                }
+                self.with_known(|old| *old = known);
             }
             Ok(Err(error)) => tracing::warn!(%error, "the cluster's nodes can't be listed"),
             Err(_) => tracing::warn!("the cluster's nodes can't be listed in time"),
@@ -245,29 +299,32 @@ impl Cluster {
 
 impl Cell for Cluster {
     type Place = place::PodRun;
-    type Grant = Use;
+    type Grant = Grant;
 
-    fn admit(&self, spec: &RunSpec, active: usize) -> Admission<Use> {
+    fn admit(&self, spec: &RunSpec, active: usize) -> Admission<Grant> {
         if let Some(message) = self.wall_missing() {
             return Admission::Wait(Wait { cause: "networkPolicy", message, holds_others: true });
         }
-        let need = Use::most(spec);
-        self.with_used(|used| match self.caps.admit(need, *used, active) {
-            Ok(()) => {
-                used.add(need);
-                Admission::Start(need)
+        let (used, chosen) = (Use::most(spec), self.choose(spec));
+        self.with_used(|all| match (self.caps.admit(used, *all, active), chosen) {
+            (Err(No::Never(failure)), _) => Admission::Never(failure),
+            // First, since it holds nobody up.
+            (_, Err(wait)) | (Err(No::Now(wait)), Ok(_)) => Admission::Wait(wait),
+            (Ok(()), Ok(chosen)) => {
+                all.add(used);
+                Admission::Start(Grant { used, chosen })
             }
-            Err(No::Now(wait)) => Admission::Wait(wait),
-            Err(No::Never(failure)) => Admission::Never(failure),
         })
     }
 
-    fn release(&self, held: Use) {
-        self.with_used(|used| used.subtract(held));
+    fn release(&self, held: Grant) {
+        self.with_used(|used| used.subtract(held.used));
     }
 
-    fn prepare(self: Arc<Self>, assignment: Assignment, _: Use) -> BoxFuture<'static, Result<Prepared<place::PodRun>, Failure>> {
-        place::prepare(self, assignment).boxed()
+    fn prepare(self: Arc<Self>, assignment: Assignment, held: Grant) -> BoxFuture<'static, Result<Prepared<place::PodRun>, Failure>> {
+        // Looked at again should the run come back.
+        self.with_begun(|begun| begun.remove(&resource::name(assignment.key.run_id)));
+        place::prepare(self, assignment, held.chosen).boxed()
     }
 }
 
@@ -279,7 +336,7 @@ pub struct KubernetesExecutor {
 }
 
 impl KubernetesExecutor {
-    pub fn new(client: &Client, options: Options, spool: Spool, runners: Runners) -> Self {
+    pub fn new(client: &Client, options: Options, spool: Spool, runners: Runners, reports: Reports) -> Self {
         let cluster = Arc::new(Cluster {
             shared: Shared { spool, runners, tasks: TaskTracker::new() },
             runs: Api::namespaced(client.clone(), &options.namespace),
@@ -287,7 +344,9 @@ impl KubernetesExecutor {
             nodes: Api::all(client.clone()),
             endpoint: options.endpoint,
             observed: Mutex::default(),
-            inventory: Mutex::default(),
+            known: Mutex::default(),
+            reports,
+            begun: Mutex::default(),
             caps: options.caps,
             used: Mutex::default(),
             require_enforcement: options.require_enforcement,
@@ -302,6 +361,7 @@ impl KubernetesExecutor {
     /// Begins to watch, and goes on with the runs that the spool holds.
     pub async fn resume(&self) -> anyhow::Result<()> {
         self.cluster.look_at_nodes().await;
+        self.cluster.look_at_runs().await;
         self.cluster.shared.tasks.spawn(Arc::clone(&self.cluster).watch());
         self.runs.resume().await?;
         let executor = self.clone();
@@ -345,6 +405,8 @@ impl KubernetesExecutor {
                 () = tokio::time::sleep(LOOK) => {}
             }
             self.cluster.look_at_nodes().await;
+            // What waits for GPUs may have them now.
+            self.runs.schedule();
             let listed = match tokio::time::timeout(DEADLINE, self.cluster.runs.list(&ListParams::default())).await {
                 Ok(Ok(listed)) => listed,
                 Ok(Err(_)) | Err(_) => continue,
@@ -365,53 +427,6 @@ fn runs(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let ready = conditions.into_iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
     ready && pod.metadata.deletion_timestamp.is_none()
-}
-
-/// A node as the control plane is told of it.
-fn node(node: &Node) -> v1::Node {
-    let labels = node.labels();
-    let label = |name: &str| labels.get(name).cloned().unwrap_or_default();
-    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    let quantity = |name: &str| allocatable.and_then(|all| all.get(name)).map(|quantity| quantity.0.clone()).unwrap_or_default();
-    let (vendor, product, count) =
-        [("nvidia", "nvidia.com/gpu", "nvidia.com/gpu.product"), ("amd", "amd.com/gpu", "amd.com/gpu.product-name")]
-            .iter()
-            .find_map(|(vendor, resource, product)| {
-                let count: u32 = quantity(resource).parse().ok().filter(|count| *count > 0)?;
-                Some(((*vendor).to_owned(), label(product), count))
-            })
-            .unwrap_or_default();
-    v1::Node {
-        name: node.name_any(),
-        arch: label("kubernetes.io/arch"),
-        cpu_millis: millis(&quantity("cpu")),
-        memory_bytes: bytes(&quantity("memory")),
-        gpu_vendor: vendor,
-        gpu_product: product,
-        gpu_count: count,
-        gpu_memory_bytes: 0,
-        gpu_driver: label("nvidia.com/cuda.driver-version.full"),
-    }
-}
-
-/// `2` or `1500m`.
-fn millis(quantity: &str) -> u64 {
-    match quantity.strip_suffix('m') {
-        Some(millis) => millis.parse().unwrap_or(0),
-        None => quantity.parse::<f64>().map_or(0, |cpus| (cpus * 1_000.0) as u64),
-    }
-}
-
-/// `16Gi`, `24605448Ki`, `1000000000`.
-fn bytes(quantity: &str) -> u64 {
-    let units =
-        [("Ki", 1_u64 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30), ("Ti", 1 << 40), ("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
-    for (unit, factor) in units {
-        if let Some(number) = quantity.strip_suffix(unit) {
-            return number.parse::<f64>().map_or(0, |number| (number * factor as f64) as u64);
-        }
-    }
-    quantity.parse().unwrap_or(0)
 }
 
 #[async_trait]
@@ -475,7 +490,7 @@ impl Executor for KubernetesExecutor {
     }
 
     fn inventory(&self) -> v1::Inventory {
-        self.cluster.inventory.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.cluster.with_known(|known| known.inventory.clone())
     }
 
     fn running(&self) -> u32 {

@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::gpus::Chosen;
 use super::{Cluster, explain, logs, resource, said};
 use crate::controller::run::component::Role as PodRole;
 use crate::crd::run::{AGENT_MANAGER, ActiveBinding, Component, ComponentPhase, RLMeshRun, RLMeshRunSpec};
@@ -77,13 +78,14 @@ pub struct PodRun {
     runner_attempts: Mutex<u32>,
 }
 
-/// Makes the run's object, or goes on with the one that is there.
-pub async fn prepare(cluster: Arc<Cluster>, assignment: Assignment) -> Result<Prepared<PodRun>, Failure> {
+/// Makes the run's object, or goes on with the one that is there. `chosen` holds for a new one.
+pub async fn prepare(cluster: Arc<Cluster>, assignment: Assignment, chosen: Chosen) -> Result<Prepared<PodRun>, Failure> {
     let spec = assignment.spec;
-    let object = resource::spec(&spec, &cluster.endpoint)?;
     let name = resource::name(spec.run_id);
     let observed = cluster.observe(&name);
     let found = cluster.found(assignment.key, &name).await;
+    let chosen = found.as_ref().map_or(chosen, |found| Chosen::of(&found.spec));
+    let object = resource::spec(&spec, &cluster.endpoint, chosen).inspect_err(|_| cluster.forget(&name))?;
     let (mut attempts, mut restarts, mut released_attempts) = (HashMap::new(), BTreeMap::new(), BTreeMap::new());
     if let Some(found) = &found {
         cluster.found_again(found);

@@ -6,6 +6,7 @@ use rlm_core::evaluation::{Params, Resources, RunSpec};
 use rlm_core::failure::{Failure, FailureCode};
 use rlm_core::ids::RunId;
 
+use super::gpus::{Chosen, Source};
 use crate::crd::run::{self as crd, AgentEndpoint, Binding, Environments, Mode, Model, Program, RLMeshRunSpec};
 
 /// Name of the run's object: object names allow no underscore.
@@ -18,7 +19,7 @@ pub fn name(run: RunId) -> String {
 ///
 /// # Errors
 /// If the run can't be carried out by pods.
-pub fn spec(run: &RunSpec, agent: &AgentEndpoint) -> Result<RLMeshRunSpec, Failure> {
+pub fn spec(run: &RunSpec, agent: &AgentEndpoint, chosen: Chosen) -> Result<RLMeshRunSpec, Failure> {
     let model = &run.model;
     let environment = &run.environment;
     if !model.checkpoints.is_empty() {
@@ -42,7 +43,7 @@ pub fn spec(run: &RunSpec, agent: &AgentEndpoint) -> Result<RLMeshRunSpec, Failu
                 python_path: None,
                 env: model.env.clone(),
                 secret_env: model.secret_env.clone(),
-                resources: resources(&model.resources),
+                resources: resources(&model.resources, chosen.model),
                 startup_timeout_seconds: seconds(model.startup_timeout_ms),
             },
             params: text(&model.params),
@@ -59,7 +60,11 @@ pub fn spec(run: &RunSpec, agent: &AgentEndpoint) -> Result<RLMeshRunSpec, Failu
                 python_path: None,
                 env: environment.env.clone(),
                 secret_env: environment.secret_env.clone(),
-                resources: resources(&environment.resources),
+                resources: crd::Resources {
+                    // It is shown the model's.
+                    gpu: if environment.share_model_gpu { 0 } else { environment.resources.gpu },
+                    ..resources(&environment.resources, chosen.environment)
+                },
                 startup_timeout_seconds: seconds(environment.startup_timeout_ms),
             },
             share_model_gpu: environment.share_model_gpu,
@@ -83,14 +88,14 @@ fn image(noun: &str, id: &str, image: Option<&str>, address: Option<&str>) -> Re
     image.map(str::to_owned).ok_or_else(|| refused(format!("{noun} '{id}' names no image: a cluster runs images; add one")))
 }
 
-fn resources(resources: &Resources) -> crd::Resources {
+fn resources(resources: &Resources, source: Source) -> crd::Resources {
     crd::Resources {
         cpu: resources.cpu.clone(),
         memory: resources.memory.clone(),
         gpu: resources.gpu,
-        gpu_vendor: crd::GpuVendor::default(),
-        gpu_product: resources.gpu_product.clone(),
-        gpu_nodes: Vec::new(),
+        gpu_vendor: source.vendor,
+        gpu_product: source.product,
+        gpu_nodes: source.nodes,
         shm: resources.shm.clone(),
     }
 }

@@ -57,7 +57,7 @@ pub async fn ours(bin: &Path, layers: &Path) -> anyhow::Result<BTreeMap<String, 
     std::fs::create_dir_all(layers)?;
     let base = folder_layer("", &debian::packages(&debian::BASE).await?)?;
     let mut images = BTreeMap::new();
-    for program in ["rlmesh-cluster-agent", "rlmesh-cluster-controller", "rlmesh-runner"] {
+    for program in ["rlmesh-cluster-agent", "rlmesh-cluster-controller", "rlmesh-gpu-discovery", "rlmesh-runner"] {
         let file = bin.join(program);
         if file.is_file() {
             let own = Files::default().folder("tmp", 0o1777).program(&format!("usr/bin/{program}"), &file);

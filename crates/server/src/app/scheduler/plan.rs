@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rlm_core::evaluation::{EnvironmentDefinition, ModelDefinition, RunSpec};
 use rlm_core::failure::{Failure, FailureCode};
+use rlm_core::gpu;
 use rlm_core::ids::{ClusterId, OrganizationId, RunId};
 
 /// Runs that one cluster may hold, running or waiting there: enough for it to go on while it is cut off, few enough that
@@ -71,12 +72,12 @@ impl Needs {
             gpus: resources.gpu,
             gpu_product: resources.gpu_product.clone(),
         };
-        let EnvironmentDefinition { id, image, entrypoint, address, resources, .. } = &spec.environment;
+        let EnvironmentDefinition { id, image, entrypoint, address, resources, share_model_gpu, .. } = &spec.environment;
         let environment = Part {
             name: format!("environment '{id}'"),
             image: image.is_some(),
             process: entrypoint.is_some() || address.is_some(),
-            gpus: resources.gpu,
+            gpus: if *share_model_gpu { 0 } else { resources.gpu },
             gpu_product: resources.gpu_product.clone(),
         };
         Self {
@@ -177,10 +178,7 @@ fn startable(part: &Part, executor: Executor) -> bool {
 
 /// One machine must have what one part needs; that they are free is the cluster's own queue's business.
 fn has_gpus(part: &Part, gpus: &[Gpus]) -> bool {
-    let product = |product: &str| {
-        let product = product.to_ascii_lowercase();
-        part.gpu_product.as_ref().is_none_or(|wanted| product.contains(&wanted.to_ascii_lowercase()))
-    };
+    let product = |product: &str| part.gpu_product.as_ref().is_none_or(|wanted| gpu::matches(wanted, product));
     part.gpus == 0 || gpus.iter().any(|node| node.count >= part.gpus && product(&node.product))
 }
 
@@ -191,27 +189,29 @@ fn wait(obstacle: Obstacle, needs: &Needs, cluster: &Candidate) -> Verdict {
         Obstacle::Kind => ("noCluster", format!("cluster {name} can't run it; waiting for another one to connect")),
         Obstacle::Disconnected => ("clusterDisconnected", format!("cluster {name} is disconnected")),
         Obstacle::Draining => ("clusterDraining", format!("cluster {name} is draining and takes no new runs; resume it, or use another")),
-        Obstacle::Gpu => ("gpu", gpu_message(needs, name)),
+        Obstacle::Gpu => ("gpu", gpu_message(needs, cluster)),
         Obstacle::Capacity => ("capacity", format!("cluster {name} holds as many runs as it may ({MOST_PER_CLUSTER})")),
     };
     Verdict::Wait { cause, message }
 }
 
-fn gpu_message(needs: &Needs, name: &str) -> String {
+fn gpu_message(needs: &Needs, cluster: &Candidate) -> String {
     let wanted: Vec<String> = needs
         .parts
         .iter()
         .filter(|part| part.gpus > 0)
         .map(|part| {
             format!(
-                "{} needs {} GPU{}",
+                "{} needs {} GPU{}{}",
                 part.name,
                 part.gpus,
+                if part.gpus == 1 { "" } else { "s" },
                 part.gpu_product.as_ref().map_or_else(String::new, |product| format!(" ({product})"))
             )
         })
         .collect();
-    format!("no machine of cluster {name} has the GPUs: {}", wanted.join(", "))
+    let there_are = gpu::there_are(cluster.gpus.iter().map(|machine| (machine.product.as_str(), machine.count)));
+    format!("no machine of cluster {} has the GPUs: {}; {there_are}", cluster.name, wanted.join(", "))
 }
 
 /// What this kind of cluster would need, in words.

@@ -88,6 +88,12 @@ fn each_obstacle_has_its_cause() {
         assert_eq!(cause(&one(run, std::slice::from_ref(&cluster), 0)), expected, "{cluster:?}");
     }
     assert_eq!(cause(&one(&run, &[], 0)), "noCluster");
+    let other = Candidate { gpus: vec![Gpus { product: "NVIDIA A100".to_owned(), count: 8 }], ..base };
+    let Verdict::Wait { message, .. } = one(&gpu_run, &[other], 0) else { panic!("it does not wait") };
+    assert_eq!(
+        message,
+        "no machine of cluster lab has the GPUs: model 'm' needs 2 GPUs (H100); there are at most, on one machine: 8 NVIDIA A100"
+    );
 }
 
 #[test]
