@@ -124,8 +124,7 @@ impl Error {
     /// All the problems of a request. SDK clients print the first 300 characters of the message, so it leads with the count
     /// and the short paths.
     #[must_use]
-    pub fn invalid(mut problems: Vec<Problem>) -> Self {
-        problems.sort_by(|one, other| order(&one.path).cmp(order(&other.path)));
+    pub fn invalid(problems: Vec<Problem>) -> Self {
         let message = match problems.as_slice() {
             [only] if only.path.is_empty() => only.message.clone(),
             [only] => format!("{}: {}", only.path, only.message),
@@ -140,11 +139,6 @@ impl Error {
         };
         Self { code: Code::InvalidRequest, message, details: problems }
     }
-}
-
-/// Parts of a path, such that `tasks[2]` is before `tasks[10]`.
-fn order(path: &str) -> impl Iterator<Item = (u64, &str)> {
-    path.split(['[', ']', '.']).map(|part| (part.parse().unwrap_or(0), part))
 }
 
 #[cfg(test)]

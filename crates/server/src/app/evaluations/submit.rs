@@ -138,7 +138,7 @@ async fn check(state: &AppState, caller: &Caller, request: &Value) -> Result<Che
         Err(found) => {
             let known: Vec<String> = found.iter().map(|problem| problem.path.clone()).collect();
             problems.retain(|problem| !known.contains(&problem.path));
-            return Err(Error::invalid(found.into_iter().chain(problems).collect()));
+            return Err(refused(found.into_iter().chain(problems).collect()));
         }
     };
     if let Some(cluster) = checked.spec.cluster {
@@ -151,10 +151,19 @@ async fn check(state: &AppState, caller: &Caller, request: &Value) -> Result<Che
         }
     }
     if !problems.is_empty() {
-        return Err(Error::invalid(problems));
+        return Err(refused(problems));
     }
     checked.warnings.extend(registry.warnings().iter().cloned());
     Ok(checked)
+}
+
+/// The problems in the order of their paths, `tasks[2]` before `tasks[10]`.
+fn refused(mut problems: Vec<Problem>) -> Error {
+    fn parts(path: &str) -> impl Iterator<Item = (u64, &str)> {
+        path.split(['[', ']', '.']).map(|part| (part.parse().unwrap_or(0), part))
+    }
+    problems.sort_by(|one, other| parts(&one.path).cmp(parts(&other.path)));
+    Error::invalid(problems)
 }
 
 fn client_token(request: &Value, header: Option<String>) -> Result<Option<String>, Error> {

@@ -120,7 +120,7 @@ async fn what_the_code_refuses_is_refused_at_once() {
     twice["models"] = json!([{"id": "m", "entrypoint": "policies:Chunks"}, {"id": "m", "entrypoint": "policies:Broken"}]);
     let refused = plane.server.post(&plane.key, "/v1/evaluations", &twice).await.refused("invalid_request");
     let paths: Vec<&Value> = refused.body["error"]["details"].as_array().unwrap().iter().map(|problem| &problem["path"]).collect();
-    assert_eq!(paths, ["models[1].id", "models[1].entrypoint"]);
+    assert_eq!(paths, ["models[1].entrypoint", "models[1].id"]);
     let mut deep = inline("policies:Chunks", "walk/a");
     deep["models"][0]["executionHorizon"] = json!(8);
     let refused = plane.server.post(&plane.key, "/v1/evaluations", &deep).await.refused("invalid_request");
