@@ -96,6 +96,16 @@ async fn reports(lab: &Lab<'_>, shared: &Shared, folder: &Path) -> anyhow::Resul
         spec["serviceAccountName"] = json!(account);
         lab.space.run(pod(account, image, &["sleep", "3600"], spec)).await?;
     }
+    // What discovery reads is the node's own in a pod that mounts nothing of it; both nodes are this machine.
+    let list = "import os; print(*sorted(os.listdir('/sys/bus/pci/devices') + os.listdir('/proc/driver')))";
+    let mut here: Vec<String> = ["/sys/bus/pci/devices", "/proc/driver"]
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    here.sort_unstable();
+    let there = lab.space.python("somebody", list).await?;
+    ensure!(there == here.join(" "), "a pod sees {there}, its node has {here:?}");
     let tell = async |name: &str, account: &str, audience: &str, more: &[&str]| {
         let asked = ["create", "token", account, "--namespace", namespace, "--audience", audience];
         let token = bed.kubectl(&[&asked, more].concat()).await?;
